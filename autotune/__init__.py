@@ -1,6 +1,8 @@
-"""autotune finds the configuration that reaches a target quality in the least time on the machines at hand, and proves it.
+"""autotune finds the configuration that reaches a target quality in the least time on the machines
+at hand, and proves it.
 
-``autotune.tune`` is the Python interface, and ``autotune.report`` what a training function calls; ``python -m autotune`` is the command.
+``autotune.tune`` is the Python interface, and ``autotune.report`` what a training function calls;
+``python -m autotune`` is the command.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -30,7 +32,10 @@ __all__ = [
 _SUBMODULES = frozenset({"lightning", "transformers"})
 """Modules for other libraries, which are imported when they are asked for."""
 _MODULE_OF = {
-    **dict.fromkeys(("Checkpoint", "building", "checkpoint", "evaluating", "report", "trial"), "autotune.session"),
+    **dict.fromkeys(
+        ("Checkpoint", "building", "checkpoint", "evaluating", "report", "trial"),
+        "autotune.session",
+    ),
     "command": "autotune.script",
 }
 """Module of what is not in ``autotune.api``, by name."""

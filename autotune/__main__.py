@@ -1,4 +1,6 @@
-"""The console script ``autotune``, also ``python -m autotune``: runs the command that its first argument names, or tunes without one."""
+"""The console script ``autotune``, also ``python -m autotune``: runs the command that its first
+argument names, or tunes without one.
+"""
 
 import difflib
 import importlib
@@ -9,7 +11,9 @@ from autotune.config.command_line import COMMANDS, run_main
 from autotune.errors import ConfigError
 
 _GONE = {
-    "scale": "autotune compare experiment=NAME 'a=[]' 'b=[parallelism=ddp]' says what more workers bring",
+    "scale": (
+        "autotune compare experiment=NAME 'a=[]' 'b=[parallelism=ddp]' says what more workers bring"
+    ),
     "replay": "python -m benchmarks.replay, in a checkout, replays a search",
     "verify": "the study's command, given again, writes all of its files anew from its storage",
 }
@@ -24,15 +28,23 @@ def autotune_command(arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: the first argument is a word that names no command.
     """
-    name, rest = (arguments[0], arguments[1:]) if arguments and re.fullmatch(r"\w+", arguments[0]) else ("tune", arguments)
+    name, rest = (
+        (arguments[0], arguments[1:])
+        if arguments and re.fullmatch(r"\w+", arguments[0])
+        else ("tune", arguments)
+    )
     if name in _GONE:
         raise ConfigError(f"{name}: there is no such command any more; {_GONE[name]}")
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS, n=1)
         meant = f" (did you mean {close[0]}?)" if close else ""
-        raise ConfigError(f"{name}: no such command{meant}; accepted are {', '.join(COMMANDS)}, and key=value alone, which tunes")
+        raise ConfigError(
+            f"{name}: no such command{meant}; accepted are {', '.join(COMMANDS)}, and key=value"
+            " alone, which tunes"
+        )
     if name == "record" and PUSH in rest:
-        from autotune.tune_study import push_command  # noqa: PLC0415  # only the command that is run is imported
+        # only the command that is run is imported
+        from autotune.tune_study import push_command  # noqa: PLC0415
 
         return push_command([argument for argument in rest if argument != PUSH])
     exit_code: int = getattr(importlib.import_module(COMMANDS[name][0]), f"{name}_command")(rest)

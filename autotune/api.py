@@ -1,7 +1,9 @@
-"""The Python interface: ``autotune.tune`` finds the fastest configuration of a training function, or of an experiment by name.
+"""The Python interface: ``autotune.tune`` finds the fastest configuration of a training function,
+or of an experiment by name.
 
-It writes the function and the settings that YAML files would hold into a folder within the study's, and then does what
-``python -m autotune --config-dir ...`` does: the same search, the same files, and the same commands go on with the study.
+It writes the function and the settings that YAML files would hold into a folder within the study's,
+and then does what ``python -m autotune --config-dir ...`` does: the same search, the same files,
+and the same commands go on with the study.
 """
 
 import csv
@@ -75,8 +77,8 @@ def target(
         at_least: value to reach, of a metric that is better the higher it is.
         at_most: value to reach, of a metric that is better the lower it is.
         max_seconds: seconds of training after which a trial has missed the target.
-        constraints: bounds of further metrics that are reported, which the same evaluation must keep:
-            ``{"latency_ms": {"at_most": 20}}``.
+        constraints: bounds of further metrics that are reported, which the same evaluation must
+            keep: ``{"latency_ms": {"at_most": 20}}``.
 
     Raises:
         ConfigError: both or none of ``at_least`` and ``at_most`` are given.
@@ -94,13 +96,21 @@ def uniform(low: float, high: float, *, step: float | None = None) -> dict[str, 
 
 
 def log(low: float, high: float) -> dict[str, Any]:
-    """A number between ``low`` and ``high``, of all orders of magnitude equally likely: learning rates, weight decays."""
+    """A number between ``low`` and ``high``, of all orders of magnitude equally likely: learning
+    rates, weight decays.
+    """
     return {"type": "float", "low": low, "high": high, "log": True}
 
 
 def integer(low: int, high: int, *, step: int = 1, log: bool = False) -> dict[str, Any]:
     """A whole number from ``low`` to ``high``, both included."""
-    return {"type": "int", "low": low, "high": high, **({"step": step} if step != 1 else {}), **({"log": True} if log else {})}
+    return {
+        "type": "int",
+        "low": low,
+        "high": high,
+        **({"step": step} if step != 1 else {}),
+        **({"log": True} if log else {}),
+    }
 
 
 def power_of_two(low: int, high: int) -> dict[str, Any]:
@@ -117,7 +127,10 @@ class TuneResult:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """The values of the exported configuration by key; None if nothing was confirmed to reach the target."""
+        """The values of the exported configuration by key.
+
+        None if nothing was confirmed to reach the target.
+        """
         if self._best_json is None:
             return None
         if self._arguments is not None:
@@ -129,18 +142,27 @@ class TuneResult:
 
     @property
     def speed_up(self) -> float | None:
-        """The baseline's expected time to target over the best configuration's, on fresh seeds; None if no gain was shown."""
+        """The baseline's expected time to target over the best configuration's, on fresh seeds.
+
+        None if no gain was shown.
+        """
         return self._ratio("ratio")
 
     @property
     def speed_up_interval(self) -> tuple[float, float] | None:
-        """95% interval of ``speed_up``, up to infinity if the baseline never reached the target; None if it does not lie above 1."""
+        """95% interval of ``speed_up``, up to infinity if the baseline never reached the target.
+
+        None if it does not lie above 1.
+        """
         low, high = self._ratio("low"), self._ratio("high")
         return None if low is None else (low, math.inf if high is None else high)
 
     @property
     def expected_seconds(self) -> float | None:
-        """Expected time to target of the best configuration on fresh seeds; None if another quantity was minimised, or none confirmed."""
+        """Expected time to target of the best configuration on fresh seeds.
+
+        None if another quantity was minimised, or none confirmed.
+        """
         return None if self._best_json is None else self._best_json["best"].get("expected_seconds")
 
     @property
@@ -157,7 +179,10 @@ class TuneResult:
         return read_study(self.name, self.folder)
 
     def trials_dataframe(self) -> "pd.DataFrame":
-        """A row for each trial: outcome, score, times, and values with their types; NA where a trial does not have a parameter."""
+        """A row for each trial: outcome, score, times, and values with their types.
+
+        NA where a trial does not have a parameter.
+        """
         import pandas as pd  # noqa: PLC0415  # takes a second to import
 
         path = self.folder / "trials.csv"
@@ -174,14 +199,16 @@ class TuneResult:
         Raises:
             StudyError: the study has not ended.
         """
-        from autotune.report_command import write_report  # noqa: PLC0415  # a script need not import what a report takes
+        # a script need not import what a report takes
+        from autotune.report_command import write_report  # noqa: PLC0415
         from autotune.reporting.study_files import REPORT  # noqa: PLC0415
 
         path = self.folder / REPORT
         return path if path.is_file() else write_report(self.folder)
 
     def export(self, path: str | Path) -> Path:
-        """Write the best configuration as YAML: the function's arguments, or an experiment file that runs by name.
+        """Write the best configuration as YAML: the function's arguments, or an experiment file
+        that runs by name.
 
         Raises:
             StudyError: nothing was confirmed to reach the target.
@@ -200,7 +227,8 @@ class TuneResult:
 
     @cached_property
     def _best_json(self) -> dict[str, Any] | None:
-        from autotune.reporting.study_files import read_summary  # noqa: PLC0415  # importing autotune is to be quick
+        # importing autotune is to be quick
+        from autotune.reporting.study_files import read_summary  # noqa: PLC0415
 
         return read_summary(self.folder / "best.json") or None
 
@@ -212,7 +240,9 @@ class TuneResult:
 
 
 def _brief(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """The function, whose refusals show the caller their line, and none of the frames that they came through."""
+    """The function, whose refusals show the caller their line, and none of the frames that they
+    came through.
+    """
 
     @wraps(function)
     def call(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
@@ -243,7 +273,8 @@ def tune(
     quiet: bool = False,
     **groups: Any,
 ) -> TuneResult:
-    """Find the configuration that reaches a target in the least time, and confirm it on fresh seeds.
+    """Find the configuration that reaches a target in the least time, and confirm it on fresh
+    seeds.
 
     Examples:
         >>> result = autotune.tune(
@@ -256,24 +287,30 @@ def tune(
         >>> result.best, result.speed_up
 
     Args:
-        training: function that trains, with the space's keys as keyword arguments; it calls ``autotune.report(metric)`` after each
-            evaluation. Where its signature names them, it gets ``report``, ``clock``, ``checkpoint``, ``seed`` and ``device``.
-        space: what may vary: by argument, a list of values or a domain such as ``log(1e-4, 1e-1)``, or one of Optuna's distributions.
+        training: function that trains, with the space's keys as keyword arguments; it calls
+            ``autotune.report(metric)`` after each evaluation. Where its signature names them, it
+            gets ``report``, ``clock``, ``checkpoint``, ``seed`` and ``device``.
+        space: what may vary: by argument, a list of values or a domain such as ``log(1e-4, 1e-1)``,
+            or one of Optuna's distributions.
         target: the quality to reach, from ``autotune.target``.
-        baseline: the arguments of today's configuration, which everything is compared with; the function's own defaults if left out.
-        experiment: name of an experiment, in place of a function; the command line's ``experiment=NAME``.
+        baseline: the arguments of today's configuration, which everything is compared with; the
+            function's own defaults if left out.
+        experiment: name of an experiment, in place of a function; the command line's
+            ``experiment=NAME``.
         trials: number of trials.
         time_budget_seconds: limit of the search's time.
         name: name of the study; a study that exists goes on.
         folder: folder that contains the studies' folders.
         seed: seed of the study.
-        reuse_process: whether a process may call the function for one trial after another, after a call that does not count. That is faster
-            where the function is slow to begin, but a trial then finds what earlier ones left in the process.
+        reuse_process: whether a process may call the function for one trial after another, after a
+            call that does not count. That is faster where the function is slow to begin, but a
+            trial then finds what earlier ones left in the process.
         overrides: further ``key=value`` settings, as on the command line.
         config_dirs: your own configuration folders, as ``--config-dir``.
         quiet: whether nothing is printed.
-        groups: settings by their first part: ``search="tpe"``, ``confirm={"max_runs": 20}``, ``cluster={"num_cpus": 4}``,
-            ``objective="energy"``, ``tracking={"uri": ...}``, ``warm_start=["earlier"]``.
+        groups: settings by their first part: ``search="tpe"``, ``confirm={"max_runs": 20}``,
+            ``cluster={"num_cpus": 4}``, ``objective="energy"``, ``tracking={"uri": ...}``,
+            ``warm_start=["earlier"]``.
 
     Raises:
         AutotuneError: the study cannot be run; the message is one line.
@@ -288,14 +325,27 @@ def tune(
     study_folder = user_path(folder) / name
     if training is None:
         if reuse_process or any(given is not None for given in (space, target, baseline)):
-            raise ConfigError("tune: space, target, baseline and reuse_process need a training function; use overrides= with an experiment")
+            raise ConfigError(
+                "tune: space, target, baseline and reuse_process need a training function; use"
+                " overrides= with an experiment"
+            )
         arguments = [f"experiment={experiment}"]
     else:
         if space is None or not isinstance(target, TargetSpec):
             raise ConfigError("tune() with a function needs space= and target=autotune.target(...)")
-        arguments = _write_function(study_folder / CONFIG_FOLDER, training, _module_name(name), space, target, baseline, reuse_process)
+        arguments = _write_function(
+            study_folder / CONFIG_FOLDER,
+            training,
+            _module_name(name),
+            space,
+            target,
+            baseline,
+            reuse_process,
+        )
     arguments += _as_overrides("study", {"name": name, "folder": str(folder), "seed": seed})
-    arguments += _as_overrides("search", {"num_trials": trials, "time_budget_seconds": time_budget_seconds})
+    arguments += _as_overrides(
+        "search", {"num_trials": trials, "time_budget_seconds": time_budget_seconds}
+    )
     if trials is None and time_budget_seconds is not None:
         arguments.append("search.num_trials=null")
     for key, value in groups.items():
@@ -314,15 +364,20 @@ def load_function(module: str, folders: Sequence[str]) -> Callable[..., Any]:
     """
     path = Path(module)
     sys.path.extend(folder for folder in folders if folder not in sys.path)
-    given = pickle.loads(path.with_suffix(".pkl").read_bytes())  # noqa: S301  # the user's own code, which the user's own process wrote
+    # the user's own code, which the user's own process wrote
+    given = pickle.loads(path.with_suffix(".pkl").read_bytes())  # noqa: S301
     function = _copied(given) if isinstance(given, FunctionType) else _wrapped(given)
     function.__module__ = path.stem
     return function
 
 
 def _copied(given: FunctionType) -> Callable[..., Any]:
-    """A function of its own with the same code, so that the one that others import stays as it is."""
-    function = FunctionType(given.__code__, given.__globals__, given.__name__, given.__defaults__, given.__closure__)
+    """A function of its own with the same code, so that the one that others import stays as it
+    is.
+    """
+    function = FunctionType(
+        given.__code__, given.__globals__, given.__name__, given.__defaults__, given.__closure__
+    )
     function.__kwdefaults__ = given.__kwdefaults__
     return function
 
@@ -341,7 +396,9 @@ def _run(arguments: Sequence[str], name: str, study_folder: Path, *, quiet: bool
     from rich.console import Console  # noqa: PLC0415  # importing autotune is to be quick
 
     from autotune.execution import interrupt  # noqa: PLC0415  # importing autotune is to be quick
-    from autotune.tune_study import tune_command  # noqa: PLC0415  # importing autotune is to be quick
+
+    # importing autotune is to be quick
+    from autotune.tune_study import tune_command  # noqa: PLC0415
 
     try:
         exit_code = tune_command(arguments, console=Console(quiet=quiet))
@@ -364,7 +421,10 @@ def _write_function(
     baseline: Mapping[str, Any] | None,
     reuse_process: bool = False,
 ) -> list[str]:
-    """Write the function as a module, and its settings as an experiment; return the arguments that tune it."""
+    """Write the function as a module, and its settings as an experiment.
+
+    Return the arguments that tune it.
+    """
     from autotune.config.overrides import as_configured  # noqa: PLC0415  # imports Hydra
     from autotune.pickling import pickled  # noqa: PLC0415  # importing autotune is to be quick
     from autotune.space import override_text  # noqa: PLC0415  # importing autotune is to be quick
@@ -379,14 +439,28 @@ def _write_function(
             **({"_command_": True} if getattr(training, "is_command", False) else {}),
             **({"_reuse_process_": True} if reuse_process else {}),
         },
-        "target": {**asdict(target), "constraints": {key: dict(limits) for key, limits in target.constraints.items()}},
-        "search_space": [{f"training.{key}": _domain(name, key, domain) for key, domain in space.items()}],
+        "target": {
+            **asdict(target),
+            "constraints": {key: dict(limits) for key, limits in target.constraints.items()},
+        },
+        "search_space": [
+            {f"training.{key}": _domain(name, key, domain) for key, domain in space.items()}
+        ],
     }
     content_of_function = pickled(training)
     path, source = folder / f"{module}.py", _source(training)
-    if source and (folder / "source.txt").is_file() and (folder / "source.txt").read_text(encoding="utf-8") != source:
-        warnings.warn(f"tune({name}): the function has changed since this study began; its earlier trials count as they are", stacklevel=4)
-    folders = [str(Path(entry).absolute()) for entry in sys.path if Path(entry).exists()]  # of one that is empty, the working folder
+    if (
+        source
+        and (folder / "source.txt").is_file()
+        and (folder / "source.txt").read_text(encoding="utf-8") != source
+    ):
+        warnings.warn(
+            f"tune({name}): the function has changed since this study began; its earlier trials"
+            " count as they are",
+            stacklevel=4,
+        )
+    # of one that is empty, the working folder
+    folders = [str(Path(entry).absolute()) for entry in sys.path if Path(entry).exists()]
     sys.modules.pop(module, None)
     try:
         make_folder(folder / "experiment")
@@ -396,13 +470,19 @@ def _write_function(
             (path, _MODULE.format(folders=folders, name=name).encode()),
             (
                 folder / "experiment" / f"{experiment_name}.yaml",
-                f"# @package _global_\n# Written by autotune.tune.\n{yaml_text(as_configured(experiment))}".encode(),
+                "# @package _global_\n# Written by"
+                f" autotune.tune.\n{yaml_text(as_configured(experiment))}".encode(),
             ),
         ):
             replace_file(file, content)
     except FileError as error:
         raise ConfigError(str(error)) from error
-    return [f"experiment={override_text(experiment_name)}", "--config-dir", str(folder), f"allowed_targets=[{module}]"]
+    return [
+        f"experiment={override_text(experiment_name)}",
+        "--config-dir",
+        str(folder),
+        f"allowed_targets=[{module}]",
+    ]
 
 
 def _source(training: Callable[..., Any]) -> str:
@@ -413,67 +493,107 @@ def _source(training: Callable[..., Any]) -> str:
         return ""
 
 
-def _baseline(training: Callable[..., Any], name: str, space: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The arguments of the baseline: those given, else the function's own defaults of the space's keys.
+def _baseline(
+    training: Callable[..., Any],
+    name: str,
+    space: Mapping[str, Any],
+    baseline: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """The arguments of the baseline: those given, else the function's own defaults of the space's
+    keys.
 
     Raises:
         ConfigError: an argument is missing, or the function does not take it.
     """
     parameters = inspect.signature(training).parameters
-    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    takes_all = any(
+        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
+    )
     given = dict(baseline or {})
     for key in space:
-        if key not in given and key in parameters and parameters[key].default is not inspect.Parameter.empty:
+        if (
+            key not in given
+            and key in parameters
+            and parameters[key].default is not inspect.Parameter.empty
+        ):
             given[key] = parameters[key].default
     unknown = [key for key in (*space, *given) if key not in parameters and not takes_all]
     if unknown:
         close = difflib.get_close_matches(unknown[0], parameters, n=1)
         meant = f" (did you mean {close[0]}?)" if close else ""
-        raise ConfigError(f"tune({name}): {unknown[0]}: no such argument{meant}; it takes {', '.join(parameters)}")
+        raise ConfigError(
+            f"tune({name}): {unknown[0]}: no such argument{meant}; it takes {', '.join(parameters)}"
+        )
     missing = [key for key in space if key not in given]
     if missing:
-        raise ConfigError(f"tune({name}): baseline: {', '.join(missing)} is missing; it needs a value of each key of the space")
+        raise ConfigError(
+            f"tune({name}): baseline: {', '.join(missing)} is missing; it needs a value of each key"
+            " of the space"
+        )
     return {key: _plain(f"tune({name}): {key}", value) for key, value in given.items()}
 
 
 def _domain(name: str, key: str, domain: Any) -> Any:
-    """A domain as a search-space file has it: a list of values or a mapping; Optuna's distributions are translated."""
+    """A domain as a search-space file has it: a list of values or a mapping.
+
+    Optuna's distributions are translated.
+    """
     where = f"tune({name}): space: {key}"
     if isinstance(domain, str | bytes):
-        raise ConfigError(f"{where}: found {domain!r}; give a list of values or a domain such as autotune.log(1e-4, 1e-1)")
+        raise ConfigError(
+            f"{where}: found {domain!r}; give a list of values or a domain such as"
+            " autotune.log(1e-4, 1e-1)"
+        )
     if isinstance(domain, Mapping):
         choices = domain.get("choices")
         if not isinstance(choices, Mapping):
             return _plain(where, domain)
-        opened = {_plain(where, option): _subspace(name, beneath) for option, beneath in choices.items()}
-        return _plain(where, {field: value for field, value in domain.items() if field != "choices"}) | {"choices": opened}
+        opened = {
+            _plain(where, option): _subspace(name, beneath) for option, beneath in choices.items()
+        }
+        return _plain(
+            where, {field: value for field, value in domain.items() if field != "choices"}
+        ) | {"choices": opened}
     if isinstance(domain, list | tuple | range):
         values = _plain(where, list(domain))
         if isinstance(domain, tuple) and len(values) == 2 and {*map(type, values)} <= {int, float}:
-            raise ConfigError(f"{where}: found {domain}; a range is autotune.uniform{domain}, and a choice of the two a list")
+            raise ConfigError(
+                f"{where}: found {domain}; a range is autotune.uniform{domain}, and a choice of the"
+                " two a list"
+            )
         return values
     kind = type(domain).__name__
     if kind == "CategoricalDistribution":
         return _plain(where, list(domain.choices))
     if kind == "FloatDistribution":
-        return log(domain.low, domain.high) if domain.log else uniform(domain.low, domain.high, step=domain.step)
+        return (
+            log(domain.low, domain.high)
+            if domain.log
+            else uniform(domain.low, domain.high, step=domain.step)
+        )
     if kind == "IntDistribution":
         return integer(domain.low, domain.high, step=domain.step, log=domain.log)
     raise ConfigError(
-        f"{where}: found {kind}; give a list of values, autotune.log, uniform, integer or power_of_two, or a distribution of Optuna's"
+        f"{where}: found {kind}; give a list of values, autotune.log, uniform, integer or"
+        " power_of_two, or a distribution of Optuna's"
     )
 
 
 def _subspace(name: str, beneath: Any) -> Any:
     """What opens beneath an option of a choice, as a search-space file has it."""
-    return {key: _domain(name, key, domain) for key, domain in beneath.items()} if isinstance(beneath, Mapping) else beneath
+    return (
+        {key: _domain(name, key, domain) for key, domain in beneath.items()}
+        if isinstance(beneath, Mapping)
+        else beneath
+    )
 
 
 def _plain(where: str, value: Any) -> Any:
     """A value as YAML holds it: NumPy's and torch's become Python's, and tuples lists.
 
     Raises:
-        ConfigError: YAML cannot hold the value so that it is the same again; the message begins with ``where``.
+        ConfigError: YAML cannot hold the value so that it is the same again; the message begins
+            with ``where``.
     """
     if hasattr(value, "tolist") and not isinstance(value, type):
         value = value.tolist()
@@ -489,23 +609,38 @@ def _plain(where: str, value: Any) -> Any:
         return int(value)
     if isinstance(value, str) and not isinstance(value, Enum):
         return str.__str__(value)  # without its own class, such as numpy.str_
-    found = "a mapping with other keys than text" if isinstance(value, Mapping) else type(value).__name__
-    raise ConfigError(f"{where}: found {found}, not numbers, text, booleans, None, or lists and mappings (by text) of them")
+    found = (
+        "a mapping with other keys than text"
+        if isinstance(value, Mapping)
+        else type(value).__name__
+    )
+    raise ConfigError(
+        f"{where}: found {found}, not numbers, text, booleans, None, or lists and mappings (by"
+        " text) of them"
+    )
 
 
 def _as_overrides(key: str, value: Any) -> list[str]:
-    """A keyword of ``tune`` as command-line settings: an option of a group, or a value of each key beneath."""
+    """A keyword of ``tune`` as command-line settings: an option of a group, or a value of each
+    key beneath.
+    """
     if value is None:
         return []
     if isinstance(value, Mapping):
-        return [override for field, item in value.items() for override in _as_overrides(f"{key}.{field}", item)]
+        return [
+            override
+            for field, item in value.items()
+            for override in _as_overrides(f"{key}.{field}", item)
+        ]
     from autotune.space import override_text  # noqa: PLC0415  # importing autotune is to be quick
 
     return [f"{key}={override_text(_plain(f'tune: {key}', value))}"]
 
 
 def _typed_column(cells: Sequence[str]) -> "pd.Series[Any]":
-    """A parameter's cells in ``trials.csv`` as a column of one of pandas' own types, or of objects where that would change a value."""
+    """A parameter's cells in ``trials.csv`` as a column of one of pandas' own types, or of
+    objects where that would change a value.
+    """
     import pandas as pd  # noqa: PLC0415  # takes a second to import
 
     from autotune.config.overrides import read_value  # noqa: PLC0415  # imports Hydra
@@ -518,7 +653,11 @@ def _typed_column(cells: Sequence[str]) -> "pd.Series[Any]":
 
     column = pd.Series([value_of(cell) for cell in cells], dtype=object)
     types = {type(value) for value in column if value is not pd.NA}
-    return column.convert_dtypes() if len(types) == 1 and types <= {bool, int} else column.infer_objects()
+    return (
+        column.convert_dtypes()
+        if len(types) == 1 and types <= {bool, int}
+        else column.infer_objects()
+    )
 
 
 def _function_name(training: Callable[..., Any]) -> str:

@@ -1,8 +1,9 @@
-"""Compare configurations by time to target: ``autotune compare experiment=NAME a=[key=value,...] b=[...]``.
+"""Compare configurations by time to target: ``autotune compare experiment=NAME a=[key=value,...]
+b=[...]``.
 
-All sides are trained in turns, in fresh processes, on ``num_seeds`` shared seeds. Exit code 0: compared; 2: bad input; 3: a side never
-reached the target, so there is at most a bound; 130: interrupted, and the result so far was printed; 1: the trained code failed several
-times in a row.
+All sides are trained in turns, in fresh processes, on ``num_seeds`` shared seeds. Exit code 0:
+compared; 2: bad input; 3: a side never reached the target, so there is at most a bound; 130:
+interrupted, and the result so far was printed; 1: the trained code failed several times in a row.
 """
 
 from collections.abc import Sequence
@@ -24,9 +25,11 @@ from autotune.config.own_keys import own_key, own_keys_help, read_own_keys
 if TYPE_CHECKING:
     from autotune.reporting.compared import Comparison
 
-_PURPOSE = "Compare configurations by time to target and time of a step: in turns, in fresh processes."
+_PURPOSE = (
+    "Compare configurations by time to target and time of a step: in turns, in fresh processes."
+)
 _OTHER_KEYS = """any other key is of all sides:
-  experiment=NAME                       what to run; a side may have its own: a=[experiment=cnn] b=[experiment=mine]
+  experiment=NAME                       what to run; or of each side: a=[experiment=cnn]
   target.value=0.97                     what counts as trained
   study.name=NAME study.folder=DIR      where results go: outputs/compare-EXPERIMENT-TIME
   cluster.address=auto tracking=none    where it runs, and whether MLflow keeps it

@@ -1,29 +1,35 @@
-"""Comparison of two configurations by pairs of runs: the ratio of their expected scores, with a 95% confidence interval.
+"""Comparison of two configurations by pairs of runs: the ratio of their expected scores, with a 95%
+confidence interval.
 
-Confirmation, ``autotune.compare`` and the benchmarks all compare in this way. The expected score of a configuration is the cost of one
-success when it is trained again and again until it reaches the target: the total score of its runs, misses included, divided by the number
-of runs that reached the target (expected running time). The two runs of a pair share their seed and are neighbours in time, and pairs
-alternate in which side goes first, so the machine affects both runs of a pair alike and their ratio stays. Whole pairs are therefore
-resampled, never the runs of one side alone.
+Confirmation, ``autotune.compare`` and the benchmarks all compare in this way. The expected score of
+a configuration is the cost of one success when it is trained again and again until it reaches the
+target: the total score of its runs, misses included, divided by the number of runs that reached the
+target (expected running time). The two runs of a pair share their seed and are neighbours in time,
+and pairs alternate in which side goes first, so the machine affects both runs of a pair alike and
+their ratio stays. Whole pairs are therefore resampled, never the runs of one side alone.
 
 The number of pairs decides which interval is used:
 
-* From twelve pairs on: the bootstrap over pairs. Its plain percentiles are too narrow (with ten pairs they contain the
-  true ratio 90% of the time instead of 95%), so they are moved outwards by the factor that makes a mean's interval as wide as Student's.
-* With fewer pairs: Student's t over the pairs, on the logarithm of the ratio. No resampling is honest with so few: even the interval from
-  the lowest to the highest pair contains the true ratio half of the time for two pairs and three times out of four for three.
+* From twelve pairs on: the bootstrap over pairs. Its plain percentiles are too narrow (with ten
+  pairs they contain the true ratio 90% of the time instead of 95%), so they are moved outwards by
+  the factor that makes a mean's interval as wide as Student's.
+* With fewer pairs: Student's t over the pairs, on the logarithm of the ratio. No resampling is
+  honest with so few: even the interval from the lowest to the highest pair contains the true ratio
+  half of the time for two pairs and three times out of four for three.
 
-Welch's interval, which takes the sides to be independent, is not used: if a machine's speed drifts by 30% between pairs that vary by 7%,
-it is three times as wide for three pairs and four times for ten.
+Welch's interval, which takes the sides to be independent, is not used: if a machine's speed drifts
+by 30% between pairs that vary by 7%, it is three times as wide for three pairs and four times for
+ten.
 
-In simulations with such a drift, with independent noise of 10% and with skewed times, the intervals of both kinds of ratio contained the
-true ratio 93% to 99% of the time, for 2, 3, 5, 7, 8, 10, 20 and 40 pairs (2,000 simulations each, 600 from eight pairs on). Intervals of
-expected scores with independent noise of 5, 15 and 30% contained it 94 to 96% of the time for 4 to 24 pairs (3,000 each), and 94 to 99% if
-one run in five misses the target: too wide rather than too narrow.
+In simulations with such a drift, with independent noise of 10% and with skewed times, the intervals
+of both kinds of ratio contained the true ratio 93% to 99% of the time, for 2, 3, 5, 7, 8, 10, 20
+and 40 pairs (2,000 simulations each, 600 from eight pairs on). Intervals of expected scores with
+independent noise of 5, 15 and 30% contained it 94 to 96% of the time for 4 to 24 pairs (3,000
+each), and 94 to 99% if one run in five misses the target: too wide rather than too narrow.
 
-Source: Hansen et al., COCO: performance assessment (2016), on expected running time; Efron and Tibshirani, An Introduction to the
-Bootstrap (1993), section 13.3; Hesterberg, What Teachers Should Know About the Bootstrap (The American Statistician 69, 2015), on
-expanded percentiles.
+Source: Hansen et al., COCO: performance assessment (2016), on expected running time; Efron and
+Tibshirani, An Introduction to the Bootstrap (1993), section 13.3; Hesterberg, What Teachers Should
+Know About the Bootstrap (The American Statistician 69, 2015), on expanded percentiles.
 """
 
 import math
@@ -45,14 +51,18 @@ _Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Claim(StrEnum):
-    """Whether a ratio is measured or a bound: the score of a side that never reached the target is only bounded from below by its runs."""
+    """Whether a ratio is measured or a bound: the score of a side that never reached the target
+    is only bounded from below by its runs.
+    """
 
     MEASURED = "measured"
     """Both sides reached the target, each at least once."""
     AT_LEAST = "at least"
-    """The numerator's side never reached the target: the ratio is a lower bound, and its interval has no upper end."""
+    """The numerator's side never reached the target: the ratio is a lower bound, and its
+    interval has no upper end."""
     AT_MOST = "at most"
-    """The denominator's side never reached the target: the ratio is an upper bound, and its interval has no lower end."""
+    """The denominator's side never reached the target: the ratio is an upper bound, and its
+    interval has no lower end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +73,16 @@ class Ratio:
     low: float
     """Lower end of the interval; 0 if nothing bounds the ratio from below."""
     high: float
-    """Upper end of the interval; infinite if nothing bounds the ratio from above, as with a single pair."""
+    """Upper end of the interval; infinite if nothing bounds the ratio from above, as with a
+    single pair."""
     num_pairs: int
     """Number of pairs of runs that the ratio is computed from."""
     claim: Claim = Claim.MEASURED
 
     @property
     def is_resolved(self) -> bool:
-        """Whether the two sides are shown to differ: the interval does not contain 1, as it does with a single pair.
+        """Whether the two sides are shown to differ: the interval does not contain 1, as it does
+        with a single pair.
 
         A ratio that is not resolved is never told as a result, only with its interval as a detail.
         """
@@ -90,25 +102,28 @@ class RunScore(NamedTuple):
     """Score of one run, and whether it reached the target."""
 
     score: float | None
-    """What the run spent until it reached the target or ended, in the unit of the objective; None if
-    unknown, as for a run that crashed before its first evaluation."""
+    """What the run spent until it reached the target or ended, in the unit of the objective;
+    None if unknown, as for a run that crashed before its first evaluation."""
     reached: bool
     seconds: float = 0.0
     """Seconds that the run takes from the budget of a race."""
 
 
 def in_turns(num_arms: int, num_rounds: int) -> Iterator[tuple[int, int]]:
-    """Yield arm and round of every run in the order of execution: each round begins with another arm, so two arms go A B B A."""
+    """Yield arm and round of every run in the order of execution: each round begins with another
+    arm, so two arms go A B B A.
+    """
     for number in range(num_rounds):
         for turn in range(num_arms):
             yield (turn + number) % num_arms, number
 
 
 def expected_score(runs: Sequence[RunScore]) -> float | None:
-    """Expected score of a configuration: the total score of its runs divided by the number of runs that reached the target.
+    """Expected score of a configuration: the total score of its runs divided by the number of runs
+    that reached the target.
 
-    This is the cost of one success when the configuration is trained again and again until it reaches the target. A run with an unknown
-    score counts with the mean of the known scores.
+    This is the cost of one success when the configuration is trained again and again until it
+    reaches the target. A run with an unknown score counts with the mean of the known scores.
 
     Returns:
         The expected score; infinite if no run reached the target, None if no score is known.
@@ -131,15 +146,23 @@ def reach_rate_interval(num_reached: int, num_runs: int) -> tuple[float, float]:
 
     tail = (1 - _CONFIDENCE) / 2
     low = float(betaincinv(num_reached, num_runs - num_reached + 1, tail)) if num_reached else 0.0
-    high = float(betaincinv(num_reached + 1, num_runs - num_reached, 1 - tail)) if num_reached < num_runs else 1.0
+    high = (
+        float(betaincinv(num_reached + 1, num_runs - num_reached, 1 - tail))
+        if num_reached < num_runs
+        else 1.0
+    )
     return low, high
 
 
-def ratio_of_expected_scores(numerators: Sequence[RunScore], denominators: Sequence[RunScore]) -> Ratio | None:
-    """Ratio of the expected scores of two sides over pairs of runs; ``Claim`` says if it is a bound.
+def ratio_of_expected_scores(
+    numerators: Sequence[RunScore], denominators: Sequence[RunScore]
+) -> Ratio | None:
+    """Ratio of the expected scores of two sides over pairs of runs.
 
-    Runs at the same index are a pair. A crashed run counts as one that did not reach the target; it is
-    never left out.
+    ``Claim`` says if it is a bound.
+
+    Runs at the same index are a pair. A crashed run counts as one that did not reach the target; it
+    is never left out.
 
     Returns:
         The ratio; None if neither side reached the target, or if a score is not above 0 (a custom
@@ -200,13 +223,18 @@ def _residuals(side: _Array) -> _Array:
 
 def _ratio(above: _Array, below: _Array) -> Ratio:
     """Ratio of the expected scores of two sides, each with a run that reached the target."""
-    expected, num_pairs = [side[0].mean() / side[1].mean() for side in (above, below)], above.shape[1]
+    expected, num_pairs = (
+        [side[0].mean() / side[1].mean() for side in (above, below)],
+        above.shape[1],
+    )
     ratio = float(expected[0] / expected[1])
     if num_pairs < _FEWEST_RESAMPLED:
         return student_interval(ratio, math.log(ratio), _residuals(above) - _residuals(below))
     drawn = resampled(num_pairs)
     with np.errstate(divide="ignore", invalid="ignore"):  # a resample may be without a success
-        sides = [side[0, drawn].mean(axis=1) / side[1, drawn].mean(axis=1) for side in (above, below)]
+        sides = [
+            side[0, drawn].mean(axis=1) / side[1, drawn].mean(axis=1) for side in (above, below)
+        ]
         ratios = sides[0] / sides[1]
     return bootstrap_interval(ratio, ratios[~np.isnan(ratios)], num_pairs)
 

@@ -1,4 +1,6 @@
-"""Records of what each parameter of a search space does to the time to target, and to its two parts: steps and seconds a step."""
+"""Records of what each parameter of a search space does to the time to target, and to its two
+parts: steps and seconds a step.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,11 +26,14 @@ class Effect:
     name: str
     """The parameter's qualified name, such as ``optimizer=sgd/optimizer.lr``."""
     share: Interval
-    """Part of the quantity's variance, in logarithms and over the whole search space, that goes with the parameter; shares sum to 1."""
+    """Part of the quantity's variance, in logarithms and over the whole search space, that goes
+    with the parameter; shares sum to 1."""
     values: Sequence[Any]
-    """Values of the parameter, in order: the options of a choice, some of very many, else a few numbers from the lowest to the highest."""
+    """Values of the parameter, in order: the options of a choice, some of very many, else a few
+    numbers from the lowest to the highest."""
     factors: Sequence[Interval]
-    """For each of ``values``, the quantity over its geometric mean in the search space, averaged over all other parameters."""
+    """For each of ``values``, the quantity over its geometric mean in the search space, averaged
+    over all other parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,15 +5,16 @@
     │   ├── SearchSpaceError     a search space file, or a parameter in it
     │   ├── InvalidTrialError    one suggested point that no training can run
     │   └── TargetNotAllowedError   a ``_target_`` outside the allow-list
-    ├── DataError                data, such as a data set or a recording: missing, unreadable or of the wrong form
-    │   └── FileError            a file that autotune writes: it cannot be written, or something else is in its place
+    ├── DataError                data, such as a data set or a recording: missing or malformed
+    │   └── FileError            a file that autotune writes: it cannot be written
     ├── StudyError               a study that does not exist, cannot be opened, or is another one
     └── ExecutionError           the cluster or its workers
         ├── ClusterError         a cluster that does not answer, or has no room for a trial
         └── WorkerError          trials that fail in the user's own code, with its traceback
 
-How a *trial* ends is not an error but data: see ``autotune.outcome.Outcome``. Every message is one line that says where
-(file and dotted key), what was found and what is accepted; entry points print it and exit with 2.
+How a *trial* ends is not an error but data: see ``autotune.outcome.Outcome``. Every message is one
+line that says where (file and dotted key), what was found and what is accepted; entry points print
+it and exit with 2.
 """
 
 import re
@@ -25,12 +26,14 @@ from autotune.hiding import without_secrets
 class AutotuneError(Exception):
     """A failure that autotune explains in one line.
 
-    The line holds no secret, for which ``***`` stands, and no line break or other control character of a file's, which would be a
-    terminal's: Python's escape stands for each.
+    The line holds no secret, for which ``***`` stands, and no line break or other control character
+    of a file's, which would be a terminal's: Python's escape stands for each.
     """
 
     def __init__(self, message: str = "") -> None:
-        super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in without_secrets(message)))
+        super().__init__(
+            "".join(c if c.isprintable() else repr(c)[1:-1] for c in without_secrets(message))
+        )
 
 
 class ConfigError(AutotuneError):
@@ -50,7 +53,7 @@ class TargetNotAllowedError(ConfigError):
 
 
 class DataError(AutotuneError):
-    """Data, such as a data set or a recording, that is missing, unreadable or of the wrong form."""
+    """Data, such as a data set or a recording, that is missing or of the wrong form."""
 
 
 class StateError(DataError):
@@ -58,7 +61,9 @@ class StateError(DataError):
 
 
 class FileError(DataError):
-    """A file that cannot be written, or that has something else in its place, such as a folder or a symbolic link."""
+    """A file that cannot be written, or that has something else in its place, such as a folder
+    or a symbolic link.
+    """
 
 
 class StudyError(AutotuneError):
@@ -103,13 +108,17 @@ def check_counts(where: str, least: int = 1, **counts: int | None) -> None:
     """
     for key, value in counts.items():
         if value is not None and value < least:
-            raise ConfigError(f"{where}.{key}: found {value}, accepted is a whole number from {least}")
+            raise ConfigError(
+                f"{where}.{key}: found {value}, accepted is a whole number from {least}"
+            )
 
 
 def last_exception(lines: Sequence[str]) -> int | None:
-    """Index of the line that tells the exception which the last Python traceback in a program's output ends with; None without one.
+    """Index of the line that tells the exception which the last Python traceback in a program's
+    output ends with; None without one.
 
-    Exceptions by which a launcher such as torchrun tells that a process of its own failed are no cause, unless there is no other.
+    Exceptions by which a launcher such as torchrun tells that a process of its own failed are no
+    cause, unless there is no other.
     """
     found: list[int] = []
     in_traceback = False
@@ -129,4 +138,6 @@ _OF_RANK = re.compile(r"^(?:\[[\w:]+\]: ?)+")
 """What torch and its launchers write before each line of a rank's output."""
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:: |:?$)")
 _TOLD_ALONE = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception): \S")
-_OF_LAUNCHER = re.compile(r"(?:\w+\.)*(?:ChildFailedError|CalledProcessError|ProcessExitedException)\b")
+_OF_LAUNCHER = re.compile(
+    r"(?:\w+\.)*(?:ChildFailedError|CalledProcessError|ProcessExitedException)\b"
+)

@@ -1,6 +1,8 @@
-"""The files that autotune writes: each whole or not at all, never through a symbolic link, and with the number of its format.
+"""The files that autotune writes: each whole or not at all, never through a symbolic link, and with
+the number of its format.
 
-Everything that autotune writes goes through this module; ``tests/test_written_files.py`` walks the source and says so where it does not.
+Everything that autotune writes goes through this module; ``tests/test_written_files.py`` walks the
+source and says so where it does not.
 """
 
 import os
@@ -23,14 +25,16 @@ FORMATS: Mapping[str, int] = {
     "diagnosis": 1,
     "machine": 1,
 }
-"""The newest format of each kind of file that this autotune writes and reads; a file without a number is of format 1."""
+"""The newest format of each kind of file that this autotune writes and reads; a file without a
+number is of format 1."""
 
 FORMAT_KEY = "format"
 """Key of a file's format in its JSON or YAML."""
 
 
 def check_format(kind: str, found: Any, where: object) -> int:
-    """The format of a file of a kind of ``FORMATS``, from the number ``found`` in it: 1 for a file without one.
+    """The format of a file of a kind of ``FORMATS``, from the number ``found`` in it: 1 for a file
+    without one.
 
     Raises:
         DataError: a newer autotune wrote the file, or ``found`` is no number of a format.
@@ -39,18 +43,26 @@ def check_format(kind: str, found: Any, where: object) -> int:
     if found is None:
         return 1
     if isinstance(found, bool) or not isinstance(found, int) or found < 1:
-        raise DataError(f"{where}: {FORMAT_KEY}: found {str(found)[:80]!r}, accepted is a whole number from 1 to {newest}")
+        raise DataError(
+            f"{where}: {FORMAT_KEY}: found {str(found)[:80]!r}, accepted is a whole number from 1"
+            f" to {newest}"
+        )
     if found > newest:
-        raise DataError(f"{where}: has format {found}, this autotune reads up to {newest}; update autotune")
+        raise DataError(
+            f"{where}: has format {found}, this autotune reads up to {newest}; update autotune"
+        )
     return found
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield an empty file beside ``path`` to write to; what was written takes the place of ``path`` at once when the context ends.
+    """Yield an empty file beside ``path`` to write to.
 
-    A reader sees the old file or the new one, never half of it, also after the machine has lost its power. A symbolic link at ``path`` is
-    replaced, not followed. After an error the old file stays, and the part that was written goes.
+    What was written takes the place of ``path`` at once when the context ends.
+
+    A reader sees the old file or the new one, never half of it, also after the machine has lost its
+    power. A symbolic link at ``path`` is replaced, not followed. After an error the old file stays,
+    and the part that was written goes.
 
     Raises:
         FileError: the file cannot be written, or ``path`` is a folder; names ``path``.
@@ -59,7 +71,9 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         with suppress(FileNotFoundError):
             part.unlink()  # that of a process that was killed
-        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(
+            part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
+        )
         try:
             yield part
             os.fsync(descriptor)
@@ -72,7 +86,13 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException as error:
         with suppress(OSError):
             part.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename in (None, str(part), str(path), part, path):
+        if isinstance(error, OSError) and error.filename in (
+            None,
+            str(part),
+            str(path),
+            part,
+            path,
+        ):
             raise _cannot_be_written(path, error) from error
         raise
 
@@ -186,7 +206,9 @@ _KINDS = (
 def _opened(path: Path, flags: int) -> int:
     """A file's descriptor; a pipe without a reader is refused, not waited for."""
     try:
-        descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(
+            path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666
+        )
     except OSError as error:
         check_kind(path, is_folder=False)
         raise _cannot_be_written(path, error) from error
@@ -198,7 +220,10 @@ def _opened(path: Path, flags: int) -> int:
 
 
 def _flush_names(folder: Path) -> None:
-    """Flush a folder's entries (the names of its files) to disk; file systems that cannot are left alone."""
+    """Flush a folder's entries (the names of its files) to disk.
+
+    File systems that cannot are left alone.
+    """
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -208,6 +233,11 @@ def _flush_names(folder: Path) -> None:
 
 
 def _cannot_be_written(path: Path, error: OSError) -> FileError:
-    # The system's own words first: pyarrow puts a sentence of its own, with the number in it, into `strerror`.
-    reason = os.strerror(error.errno) if error.errno else " ".join(str(error).split()) or type(error).__name__
+    # The system's own words first: pyarrow puts a sentence of its own, with the number in it, into
+    # `strerror`.
+    reason = (
+        os.strerror(error.errno)
+        if error.errno
+        else " ".join(str(error).split()) or type(error).__name__
+    )
     return FileError(f"{path}: cannot be written: {reason}")

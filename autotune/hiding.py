@@ -1,4 +1,6 @@
-"""Hides passwords and signatures in URLs: the one place that all passes which autotune prints, logs or writes."""
+"""Hides passwords and signatures in URLs: the one place that all passes which autotune prints,
+logs or writes.
+"""
 
 import logging
 import re
@@ -7,12 +9,18 @@ from typing import Any
 
 MARK = "***"
 
-_PASSWORD = re.compile(r"""(//[^\s/?\#@'":\[]{0,200}:)(?!\d{1,5}(?:[/?\#\s'"]|$)|\*\*\*@)[^\s@'"]{1,4096}(?=@)""")
-"""What stands between a user and a host: the colon and up to the ``@``, unless it reads as a port."""
-_PARAMETER = re.compile(
-    r"""(?i)([?&;\#][\w.%-]{0,60}(?:passw(?:or)?d|pwd|token|secret|signature|credential|api_?key|accesskeyid|\bsig)=)(?!\*\*\*)[^\s&;\#'"]+"""
+_PASSWORD = re.compile(
+    r"""(//[^\s/?\#@'":\[]{0,200}:)(?!\d{1,5}(?:[/?\#\s'"]|$)|\*\*\*@)[^\s@'"]{1,4096}(?=@)"""
 )
-"""A parameter with a secret's name in the query or fragment of a URL, such as the signature of one that was signed for a while."""
+"""What stands between a user and a host: the colon and up to the ``@``, unless it reads as a
+port."""
+_PARAMETER = re.compile(
+    r"""(?i)([?&;\#][\w.%-]{0,60}"""
+    r"""(?:passw(?:or)?d|pwd|token|secret|signature|credential|api_?key|accesskeyid|\bsig)=)"""
+    r"""(?!\*\*\*)[^\s&;\#'"]+"""
+)
+"""A parameter with a secret's name in the query or fragment of a URL, such as the signature of
+one that was signed for a while."""
 
 
 def without_secrets(text: str) -> str:

@@ -7,7 +7,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def absent(name: str) -> Iterator[None]:
-    """Have imports of a module fail while the context lasts, as if it were not installed; for optional parts of what is imported."""
+    """Have imports of a module fail while the context lasts, as if it were not installed.
+
+    For optional parts of what is imported.
+    """
     module = sys.modules.get(name)
     sys.modules[name] = None  # type: ignore[assignment]  # None makes Python's import of it fail
     try:

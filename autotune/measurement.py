@@ -1,7 +1,9 @@
-"""Records of measurements: a trial's clock and its phases, an evaluation, and the result of a trial.
+"""Records of measurements: a trial's clock and its phases, an evaluation, and the result of a
+trial.
 
-Time is measured, never inferred. Each trial has one monotonic clock, which is always in exactly one phase or stopped; the device is
-synchronised when the phase changes and at no other time. The phases give three times to target:
+Time is measured, never inferred. Each trial has one monotonic clock, which is always in exactly one
+phase or stopped; the device is synchronised when the phase changes and at no other time. The phases
+give three times to target:
 
 * warm: prepare + train, the time of the next training in a process that is set up;
 * cold: build + prepare + train, the time of one training in a new process;
@@ -27,7 +29,8 @@ class Phase(StrEnum):
     """Phase of a trial that its clock counts."""
 
     BUILD = "build"
-    """Start CUDA, load data, move it to the device, warm up kernels, compile: paid once per process."""
+    """Start CUDA, load data, move it to the device, warm up kernels, compile: paid once per
+    process."""
     PREPARE = "prepare"
     """Set seeds, and make model, optimizer and schedule: paid by every training."""
     TRAIN = "train"
@@ -44,7 +47,8 @@ PAUSED = "PAUSED"
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Quality that a training must reach: ``metric`` at or past ``value``, within ``max_train_seconds`` of training.
+    """Quality that a training must reach: ``metric`` at or past ``value``, within
+    ``max_train_seconds`` of training.
 
     ``str`` of it says it in words, such as ``val_loss <= 0.5, latency <= 20``.
     """
@@ -55,12 +59,16 @@ class Target:
     """``max`` if higher is better, ``min`` if lower is."""
     max_train_seconds: float
     constraints: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Bounds of further metrics by name, ``at_most`` and ``at_least``, which the same evaluation must keep."""
+    """Bounds of further metrics by name, ``at_most`` and ``at_least``, which the same evaluation
+    must keep."""
 
     def __str__(self) -> str:
         bounds = [f"{self.metric} {'>=' if self.mode == 'max' else '<='} {self.value:g}"]
         for name, limits in self.constraints.items():
-            bounds += [f"{name} {'>=' if side == 'at_least' else '<='} {limit:g}" for side, limit in limits.items()]
+            bounds += [
+                f"{name} {'>=' if side == 'at_least' else '<='} {limit:g}"
+                for side, limit in limits.items()
+            ]
         return ", ".join(bounds)
 
     def reached_by(self, metric: float) -> bool:
@@ -70,16 +78,21 @@ class Target:
         return metric >= self.value if self.mode == "max" else metric <= self.value
 
     def violation(self, metrics: Mapping[str, float]) -> float:
-        """How far the worst of the further metrics is past its bound, as a fraction of the bound; 0 if all are within, 1 if not finite."""
+        """How far the worst of the further metrics is past its bound, as a fraction of the
+        bound; 0 if all are within, 1 if not finite.
+        """
         worst = 0.0
         for name, limits in self.constraints.items():
             for side, limit in limits.items():
-                past = (metrics[name] - limit) / (abs(limit) or 1.0) * (1 if side == "at_most" else -1)
+                past = (
+                    (metrics[name] - limit) / (abs(limit) or 1.0) * (1 if side == "at_most" else -1)
+                )
                 worst = max(worst, past if math.isfinite(past) else 1.0)
         return worst
 
     def shortfall(self, metric: float, violation: float = 0.0) -> float:
-        """Distance of an evaluation from the target, in the metric's unit: positive while the target is not reached.
+        """Distance of an evaluation from the target, in the metric's unit: positive while the
+        target is not reached.
 
         A violated constraint counts as a metric that is short by the same fraction.
         """
@@ -108,23 +121,28 @@ class Evaluation:
     samples_per_second: float
     """Throughput of training steps since the previous evaluation."""
     peak_memory_bytes: int | None
-    """Peak device memory of the trial so far; on the CPU the peak resident size of the process; None if unknown."""
+    """Peak device memory of the trial so far; on the CPU the peak resident size of the process;
+    None if unknown."""
     energy_joules: float | None
-    """Energy of prepare and train so far, of all workers' devices; None if a device has no readable energy counter."""
+    """Energy of prepare and train so far, of all workers' devices; None if a device has no
+    readable energy counter."""
     outcome: Outcome | None = None
     """Outcome of the trial on its last evaluation; None on earlier ones."""
     build_joules: float | None = None
     """Energy of build, of all workers' devices; None if a device has no readable energy counter."""
     num_workers: int = 1
-    """Number of workers that train together; each has a device of its own: a GPU, or its share of the CPU cores."""
+    """Number of workers that train together; each has a device of its own: a GPU, or its share
+    of the CPU cores."""
     device_kind: str | None = None
     """``cpu`` or the GPU's name; None if it was not recorded."""
     contention: Contention | None = None
     """What else used the machine since the process began to train; None if it was not observed."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Further metrics that a training function of the user's reported, by name; a target may bound them."""
+    """Further metrics that a training function of the user's reported, by name; a target may
+    bound them."""
     reused_build_seconds: float = 0.0
-    """Part of ``build_seconds`` that this training did not spend: it found code compiled, and is charged what compiling had taken."""
+    """Part of ``build_seconds`` that this training did not spend: it found code compiled, and is
+    charged what compiling had taken."""
 
     @property
     def warm_seconds(self) -> float:
@@ -146,7 +164,9 @@ class Evaluation:
         return {"loss": self.loss, **self.metrics}
 
     def extrapolated(self, train_seconds: float) -> Self:
-        """Copy of the evaluation moved to another time of training, with energy used at the same rate."""
+        """Copy of the evaluation moved to another time of training, with energy used at the same
+        rate.
+        """
         energy = self.energy_joules
         if energy is not None:
             energy *= (self.prepare_seconds + train_seconds) / max(self.warm_seconds, 1e-9)
@@ -172,7 +192,9 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """Device of a training's workers, as far as it is known before the training and an objective may need it."""
+    """Device of a training's workers, as far as it is known before the training and an objective
+    may need it.
+    """
 
     kind: str | None
     """``cpu`` or the GPU's name; None if unknown."""
@@ -184,7 +206,9 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialResult:
-    """Result of one trial: all that storage, tracker, recording and report need to know about it."""
+    """Result of one trial: all that storage, tracker, recording and report need to know about
+    it.
+    """
 
     trial: int
     values: Mapping[str, Any]
@@ -199,9 +223,11 @@ class TrialResult:
     stopped_at: float
     """Unix time when the trial ended."""
     fingerprint: Mapping[str, Any]
-    """What the measurements depend on: versions, device, driver, threads, data checksum; empty if no worker reported it."""
+    """What the measurements depend on: versions, device, driver, threads, data checksum; empty
+    if no worker reported it."""
     error: str | None = None
-    """The worker's traceback for ERRORED; the reason if the trial ended otherwise without an evaluation; secrets in it are hidden."""
+    """The worker's traceback for ERRORED; the reason if the trial ended otherwise without an
+    evaluation; secrets in it are hidden."""
     test_metric: float | None = None
     """The metric on the held-out test split; only confirmation runs compute it."""
     cap_seconds: float | None = None
@@ -220,14 +246,20 @@ class TrialResult:
 
     @property
     def error_line(self) -> str:
-        """The error in one line: the exception that a traceback ends with, else the first line; empty without an error."""
+        """The error in one line: the exception that a traceback ends with, else the first line.
+
+        Empty without an error.
+        """
         lines = [line for line in (self.error or "").splitlines() if line.strip()] or [""]
         index = last_exception(lines) if lines[0].startswith("Traceback") else 0
         return lines[-1 if index is None else index].strip()
 
     @property
     def output_path(self) -> str:
-        """Path of the file that has all that the trial's code printed, as its error tells it; empty where that tells none."""
+        """Path of the file that has all that the trial's code printed, as its error tells it.
+
+        Empty where that tells none.
+        """
         return (self.error or "").rstrip().rpartition("\n")[2].partition(OUTPUT_AT)[2]
 
     @property
@@ -243,40 +275,64 @@ class TrialResult:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Restore a result from the mapping that ``as_dict`` made of it, also after a pass through JSON."""
+        """Restore a result from the mapping that ``as_dict`` made of it, also after a pass
+        through JSON.
+        """
         known = {item.name: values[item.name] for item in fields(cls) if item.name in values}
         return cls(
             **{
                 **known,
                 "overrides": tuple(known["overrides"]),
                 "outcome": Outcome[known["outcome"]],
-                "evaluations": tuple(Evaluation.from_dict(evaluation) for evaluation in known["evaluations"]),
+                "evaluations": tuple(
+                    Evaluation.from_dict(evaluation) for evaluation in known["evaluations"]
+                ),
             }
         )
 
 
 def differing_devices(runs: Iterable[TrialResult]) -> str | None:
-    """A note on runs whose times do not compare, as their devices of one type differ in kind, power limit or clocks; None if none do."""
+    """A note on runs whose times do not compare, as their devices of one type differ in kind,
+    power limit or clocks; None if none do.
+    """
     counts: dict[str, Counter[str]] = {}
     for run in runs:
         if "device" in run.fingerprint:
-            counts.setdefault(run.fingerprint.get("device_type", ""), Counter())[_device_text(run.fingerprint)] += 1
-    different = [f"{text} ({count})" for kinds in counts.values() if len(kinds) > 1 for text, count in sorted(kinds.items())]
+            counts.setdefault(run.fingerprint.get("device_type", ""), Counter())[
+                _device_text(run.fingerprint)
+            ] += 1
+    different = [
+        f"{text} ({count})"
+        for kinds in counts.values()
+        if len(kinds) > 1
+        for text, count in sorted(kinds.items())
+    ]
     return f"runs were timed on devices that differ: {'; '.join(different)}" if different else None
 
 
 def _device_text(fingerprint: Mapping[str, Any]) -> str:
-    limits = (("power_limit_watts", "at most {:g} W"), ("max_clock_mhz", "at most {:g} MHz"), ("application_clock_mhz", "set to {:g} MHz"))
-    known = [text.format(gpu[name]) for gpu in fingerprint.get("gpus", ()) for name, text in limits if gpu.get(name) is not None]
+    limits = (
+        ("power_limit_watts", "at most {:g} W"),
+        ("max_clock_mhz", "at most {:g} MHz"),
+        ("application_clock_mhz", "set to {:g} MHz"),
+    )
+    known = [
+        text.format(gpu[name])
+        for gpu in fingerprint.get("gpus", ())
+        for name, text in limits
+        if gpu.get(name) is not None
+    ]
     return ", ".join([str(fingerprint["device"]), *known])
 
 
 class PhaseClock:
-    """Clock of a trial: counts the host's monotonic seconds, and joules, for the phase that it is in; while stopped it counts nothing.
+    """Clock of a trial: counts the host's monotonic seconds, and joules, for the phase that it is
+    in; while stopped it counts nothing.
 
-    A phase may begin before its device is known, so that what the device takes to start counts: ``attach`` then names the device.
-    The device is waited for, and its energy read, only when the phase changes, so steps are not slowed down; the time that reading
-    the energy takes belongs to no phase.
+    A phase may begin before its device is known, so that what the device takes to start counts:
+    ``attach`` then names the device. The device is waited for, and its energy read, only when the
+    phase changes, so steps are not slowed down; the time that reading the energy takes belongs to
+    no phase.
     """
 
     def __init__(self) -> None:
@@ -290,12 +346,15 @@ class PhaseClock:
         self._phase: Phase | None = None
         self._since = 0.0
 
-    def attach(self, synchronize: Callable[[], None], read_joules: Callable[[], float] | None = None) -> None:
+    def attach(
+        self, synchronize: Callable[[], None], read_joules: Callable[[], float] | None = None
+    ) -> None:
         """Measure a device from now on.
 
         Args:
             synchronize: waits for the device.
-            read_joules: reads its energy counter, and gives NaN on failure; None if the energy is not measured.
+            read_joules: reads its energy counter, and gives NaN on failure; None if the energy is
+                not measured.
         """
         self._synchronize, self._read_joules = synchronize, read_joules
         if read_joules is not None:
@@ -326,18 +385,25 @@ class PhaseClock:
             self.enter(phase)
 
     def reset(self) -> None:
-        """Set all counts to zero: a resumed training is not charged for the time that making it again took."""
+        """Set all counts to zero: a resumed training is not charged for the time that making it
+        again took.
+        """
         self._seconds = dict.fromkeys(Phase, 0.0)
         self._joules = dict.fromkeys(Phase, 0.0 if self._read_joules else math.nan)
         self.reused_build_seconds = 0.0
 
     def charge(self, seconds: float, joules: float | None) -> None:
-        """Add to the build phase what an earlier training spent to build, and this training uses again."""
+        """Add to the build phase what an earlier training spent to build, and this training uses
+        again.
+        """
         self.add(Phase.BUILD, seconds, joules)
         self.reused_build_seconds += seconds
 
     def add(self, phase: Phase, seconds: float, joules: float | None = None) -> None:
-        """Add counts measured elsewhere, such as by the process that trained before a pause; joules None makes the energy unknown."""
+        """Add counts measured elsewhere, such as by the process that trained before a pause.
+
+        Joules None makes the energy unknown.
+        """
         self._seconds[phase] += seconds
         self._joules[phase] += math.nan if joules is None else joules
 
@@ -352,7 +418,10 @@ class PhaseClock:
         return self._seconds[phase] + running
 
     def joules(self, *phases: Phase) -> float | None:
-        """Joules of the given phases together, up to the end of the last of them; None if a part was not measured."""
+        """Joules of the given phases together, up to the end of the last of them.
+
+        None if a part was not measured.
+        """
         joules = math.fsum(self._joules[phase] for phase in phases)
         return joules if math.isfinite(joules) else None
 
@@ -370,8 +439,9 @@ def outcome_of(
 ) -> Outcome | None:
     """Outcome with which an evaluation ends the training; None if the training continues.
 
-    ``loss`` is the mean validation loss: NaN counts as divergence, so pass 0 if there is no loss. ``ended`` says that the
-    schedule has no step left; ``counts`` says that an evaluation at or past the target reaches it.
+    ``loss`` is the mean validation loss: NaN counts as divergence, so pass 0 if there is no loss.
+    ``ended`` says that the schedule has no step left; ``counts`` says that an evaluation at or past
+    the target reaches it.
     """
     if not (math.isfinite(metric) and math.isfinite(loss)):
         return Outcome.DIVERGED
@@ -385,5 +455,8 @@ def outcome_of(
 
 
 def as_measured(metric: float) -> float:
-    """The metric rounded to the seven digits that float32 holds; otherwise 0.9 computed in float32 would miss a target of 0.9."""
+    """The metric rounded to the seven digits that float32 holds.
+
+    Otherwise 0.9 computed in float32 would miss a target of 0.9.
+    """
     return float(f"{metric:.7g}")

@@ -1,7 +1,9 @@
-"""Where a training's own calls of MLflow go: into a folder of its run, from which the tracker copies them into the trial's run in MLflow.
+"""Where a training's own calls of MLflow go: into a folder of its run, from which the tracker
+copies them into the trial's run in MLflow.
 
-User code and autologging find their store by environment variables. A folder needs no server while something is trained, locks nothing
-that other trials write to, and is there before the trial's run, which MLflow gets later. MLflow is not imported here.
+User code and autologging find their store by environment variables. A folder needs no server while
+something is trained, locks nothing that other trials write to, and is there before the trial's run,
+which MLflow gets later. MLflow is not imported here.
 """
 
 import contextlib
@@ -17,16 +19,27 @@ LOGS_FOLDER = "mlflow"
 """Folder of a study's that holds a folder for each run's logs until the tracker has them."""
 _URI = "MLFLOW_TRACKING_URI"
 _MARK = "AUTOTUNE_MLFLOW_LOGS"
-"""Environment variable with the URI of the trial's folder: another one in ``MLFLOW_TRACKING_URI`` is the user's own choice."""
+"""Environment variable with the URI of the trial's folder: another one in
+``MLFLOW_TRACKING_URI`` is the user's own choice."""
 
 
 def logs_folder(tracking: Mapping[str, Any], study_folder: Path) -> str | None:
-    """Path of a study's folder for logs; None if the ``tracking`` node names another tracker than MLflow's."""
-    return str(study_folder / LOGS_FOLDER) if str(tracking.get("_target_")).endswith(".MlflowTracker") else None
+    """Path of a study's folder for logs.
+
+    None if the ``tracking`` node names another tracker than MLflow's.
+    """
+    return (
+        str(study_folder / LOGS_FOLDER)
+        if str(tracking.get("_target_")).endswith(".MlflowTracker")
+        else None
+    )
 
 
 def keep_logs(folder: Path, *, is_resumed: bool) -> None:
-    """Let what this process and those that it starts log to MLflow go into a folder; earlier logs in it are kept if ``is_resumed``."""
+    """Let what this process and those that it starts log to MLflow go into a folder.
+
+    Earlier logs in it are kept if ``is_resumed``.
+    """
     _end_runs()
     if not is_resumed:
         shutil.rmtree(folder, ignore_errors=True)
@@ -38,7 +51,9 @@ def keep_logs(folder: Path, *, is_resumed: bool) -> None:
 
 @contextlib.contextmanager
 def discarded_logs() -> Iterator[None]:
-    """Context of a call that does not count: what it logs to MLflow is not kept, if it would go into a run's folder."""
+    """Context of a call that does not count: what it logs to MLflow is not kept, if it would go
+    into a run's folder.
+    """
     kept = os.environ.get(_MARK)
     if kept is None or os.environ.get(_URI) != kept:
         yield
@@ -62,6 +77,7 @@ def _log_to(uri: str) -> None:
 def _end_runs() -> None:
     """End the runs that code in this thread left open: the next one's calls would go to them."""
     if (mlflow := sys.modules.get("mlflow")) is not None:
-        with contextlib.suppress(Exception):  # whatever is wrong with a run that was left is no fault of what follows
+        # whatever is wrong with a run that was left is no fault of what follows
+        with contextlib.suppress(Exception):
             while mlflow.active_run() is not None:
                 mlflow.end_run()

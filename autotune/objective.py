@@ -1,8 +1,9 @@
 """Objectives: the score that a search minimises, a number computed from one trial's result.
 
-Of two configurations the one with the lower score is better. An objective whose score can only grow while a trial trains also has
-``lower_bound``, and then running trials can be stopped at the best score so far. All of autotune's own objectives also have
-``quantity`` and ``unit``, which describe scores to readers, and ``unmeasured``: an objective that needs a reading which a machine does not
+Of two configurations the one with the lower score is better. An objective whose score can only grow
+while a trial trains also has ``lower_bound``, and then running trials can be stopped at the best
+score so far. All of autotune's own objectives also have ``quantity`` and ``unit``, which describe
+scores to readers, and ``unmeasured``: an objective that needs a reading which a machine does not
 give is refused before anything is trained there, and is never replaced by another one.
 """
 
@@ -30,7 +31,9 @@ class BoundedObjective(Objective, Protocol):
     """An objective whose score only grows while a trial trains."""
 
     def lower_bound(self, evaluation: Evaluation) -> float:
-        """Lowest score that a trial can still get after this evaluation, in the unit of ``score``."""
+        """Lowest score that a trial can still get after this evaluation, in the unit of
+        ``score``.
+        """
         ...
 
 
@@ -44,7 +47,8 @@ def check_measured(objective: Objective, devices: Iterable[Device]) -> None:
     """Refuse an objective that cannot score a training on one of the devices.
 
     Raises:
-        ConfigError: the objective needs a reading that a device does not give; names the machine, the reading and what is accepted.
+        ConfigError: the objective needs a reading that a device does not give; names the machine,
+            the reading and what is accepted.
     """
     for device in devices:
         _require(unmeasured(objective, device))
@@ -52,7 +56,8 @@ def check_measured(objective: Objective, devices: Iterable[Device]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Amortised(ABC):
-    """Base of objectives that grow during a training and spread the cost of build over the trainings of a process.
+    """Base of objectives that grow during a training and spread the cost of build over the
+    trainings of a process.
 
     Raises:
         ConfigError: ``num_trainings`` is less than one.
@@ -63,7 +68,10 @@ class _Amortised(ABC):
 
     def __post_init__(self) -> None:
         if self.num_trainings < 1:
-            raise ConfigError(f"objective.num_trainings: found {self.num_trainings}, accepted is a whole number from 1")
+            raise ConfigError(
+                f"objective.num_trainings: found {self.num_trainings}, accepted is a whole number"
+                " from 1"
+            )
 
     @abstractmethod
     def lower_bound(self, evaluation: Evaluation) -> float:
@@ -87,10 +95,11 @@ class _Amortised(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class AmortisedTime(_Amortised):
-    """Seconds to target when the exported configuration is trained ``num_trainings`` times by one process.
+    """Seconds to target when the exported configuration is trained ``num_trainings`` times by one
+    process.
 
-    Build time (loading, compiling) is paid once by the process and shared by its trainings: the score is the cold time to target for
-    one training, and approaches the warm time for many.
+    Build time (loading, compiling) is paid once by the process and shared by its trainings: the
+    score is the cold time to target for one training, and approaches the warm time for many.
     """
 
     quantity: ClassVar[str] = "time to target"
@@ -103,7 +112,9 @@ class AmortisedTime(_Amortised):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSeconds(_Amortised):
-    """Amortised seconds to target times the number of devices of a training: one for each of its workers."""
+    """Amortised seconds to target times the number of devices of a training: one for each of its
+    workers.
+    """
 
     quantity: ClassVar[str] = "device time to target"
     unit: ClassVar[str] = "device-s"
@@ -118,7 +129,8 @@ class Cost(_Amortised):
     """Money to target: device-seconds at the price of an hour of their kind.
 
     Args:
-        price_per_hour: price of an hour of one worker's device, by kind: ``cpu`` or the name that a GPU's driver gives; None for no prices.
+        price_per_hour: price of an hour of one worker's device, by kind: ``cpu`` or the name that a
+            GPU's driver gives; None for no prices.
         currency: currency of the prices.
 
     Raises:
@@ -134,7 +146,9 @@ class Cost(_Amortised):
         super().__post_init__()
         for kind, price in self._prices.items():
             if not 0 < price < float("inf"):
-                raise ConfigError(f"cluster.price_per_hour: found {price} for {kind!r}, accepted is above 0")
+                raise ConfigError(
+                    f"cluster.price_per_hour: found {price} for {kind!r}, accepted is above 0"
+                )
 
     @property
     def unit(self) -> str:
@@ -146,15 +160,24 @@ class Cost(_Amortised):
         return self.price_per_hour or {}
 
     def unmeasured(self, device: Device) -> str | None:
-        """Why a training on the device has no cost: its kind is unknown or has no price; None if it has one."""
+        """Why a training on the device has no cost: its kind is unknown or has no price.
+
+        None if it has one.
+        """
         if device.kind in self._prices:
             return None
         if device.kind is None:
-            return f"{device.where} does not say on what kind of device it was trained, so it has no price"
-        known = f"only prices of {', '.join(map(repr, self._prices))}" if self._prices else "no price"
+            return (
+                f"{device.where} does not say on what kind of device it was trained, so it has no"
+                " price"
+            )
+        known = (
+            f"only prices of {', '.join(map(repr, self._prices))}" if self._prices else "no price"
+        )
         return (
-            f"{device.where} trains on {device.kind!r}, and cluster.price_per_hour has {known}; accepted is a price of a device-hour, as "
-            f"in 'cluster.price_per_hour={{{device.kind}: 2.5}}'"
+            f"{device.where} trains on {device.kind!r}, and cluster.price_per_hour has {known};"
+            f" accepted is a price of a device-hour, as in 'cluster.price_per_hour={{{device.kind}:"
+            " 2.5}'"
         )
 
     def lower_bound(self, evaluation: Evaluation) -> float:
@@ -164,12 +187,19 @@ class Cost(_Amortised):
             ConfigError: the kind of device has no price.
         """
         _require(self.unmeasured(device_of(evaluation)))
-        return self._amortised_seconds(evaluation) * evaluation.num_workers / 3600 * self._prices[str(evaluation.device_kind)]
+        return (
+            self._amortised_seconds(evaluation)
+            * evaluation.num_workers
+            / 3600
+            * self._prices[str(evaluation.device_kind)]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Energy(_Amortised):
-    """Joules to target by the energy counters of the training's devices: prepare + train + build / ``num_trainings``."""
+    """Joules to target by the energy counters of the training's devices: prepare + train + build
+    / ``num_trainings``.
+    """
 
     quantity: ClassVar[str] = "energy to target"
     unit: ClassVar[str] = "J"
@@ -180,8 +210,8 @@ class Energy(_Amortised):
             return None
         kind = {None: "the device", "cpu": "the CPU"}.get(device.kind, device.kind)
         return (
-            f"the energy that {kind} uses is not known on {device.where} ({device.energy_fault}); accepted there are objective=time, "
-            f"device_seconds and cost"
+            f"the energy that {kind} uses is not known on {device.where} ({device.energy_fault});"
+            " accepted there are objective=time, device_seconds and cost"
         )
 
     def lower_bound(self, evaluation: Evaluation) -> float:
@@ -198,12 +228,14 @@ class Energy(_Amortised):
 
 @dataclass(frozen=True, kw_only=True)
 class Pareto:
-    """Several objectives at once: the study reports their Pareto front, and the search minimises one weighted product of them.
+    """Several objectives at once: the study reports their Pareto front, and the search minimises
+    one weighted product of them.
 
     Args:
         objectives: objectives by name; each must have ``lower_bound``.
-        preferences: named weightings, each a weight for every objective; an objective that is not named has weight 0. Each preference
-            picks the point of the front with the least weighted product (``autotune.pareto``).
+        preferences: named weightings, each a weight for every objective; an objective that is not
+            named has weight 0. Each preference picks the point of the front with the least weighted
+            product (``autotune.pareto``).
         search_for: the preference whose weighted product is the score.
 
     Raises:
@@ -218,30 +250,52 @@ class Pareto:
 
     def __post_init__(self) -> None:
         if len(self.objectives) < 2:
-            raise ConfigError(f"objective.objectives: found {', '.join(self.objectives) or 'none'}, accepted are at least two")
+            raise ConfigError(
+                f"objective.objectives: found {', '.join(self.objectives) or 'none'}, accepted are"
+                " at least two"
+            )
         for name, objective in self.objectives.items():
             if not isinstance(objective, BoundedObjective):
-                raise ConfigError(f"objective.objectives.{name}: has no lower_bound, accepted is an objective that only grows")
+                raise ConfigError(
+                    f"objective.objectives.{name}: has no lower_bound, accepted is an objective"
+                    " that only grows"
+                )
         for name, weights in self.preferences.items():
             known = set(weights) <= set(self.objectives)
-            if not known or not all(0 <= weight < float("inf") for weight in weights.values()) or not sum(weights.values()) > 0:
+            if (
+                not known
+                or not all(0 <= weight < float("inf") for weight in weights.values())
+                or not sum(weights.values()) > 0
+            ):
                 raise ConfigError(
-                    f"objective.preferences.{name}: found {dict(weights)}, accepted are weights of {', '.join(self.objectives)} from 0, "
-                    f"one of them above 0"
+                    f"objective.preferences.{name}: found {dict(weights)}, accepted are weights of"
+                    f" {', '.join(self.objectives)} from 0, one of them above 0"
                 )
         if self.search_for not in self.preferences:
-            raise ConfigError(f"objective.search_for: found {self.search_for}, accepted are {', '.join(self.preferences) or 'none'}")
+            raise ConfigError(
+                f"objective.search_for: found {self.search_for}, accepted are"
+                f" {', '.join(self.preferences) or 'none'}"
+            )
 
     @property
     def quantity(self) -> str:
         """Formula of the weighted product that is the score."""
         weights = self._weights(self.search_for)
         factors = zip(self.objectives, weights, strict=True)
-        return "product " + " x ".join(f"{name}^{weight / sum(weights):.2g}" for name, weight in factors if weight)
+        return "product " + " x ".join(
+            f"{name}^{weight / sum(weights):.2g}" for name, weight in factors if weight
+        )
 
     def unmeasured(self, device: Device) -> str | None:
         """Why one of the objectives cannot score a training on the device; None if all can."""
-        return next((fault for objective in self.objectives.values() if (fault := unmeasured(objective, device)) is not None), None)
+        return next(
+            (
+                fault
+                for objective in self.objectives.values()
+                if (fault := unmeasured(objective, device)) is not None
+            ),
+            None,
+        )
 
     def score(self, result: TrialResult) -> float:
         """Weighted product of the objectives when the target was reached.
@@ -252,7 +306,10 @@ class Pareto:
         return self.lower_bound(_at_target(result))
 
     def lower_bound(self, evaluation: Evaluation) -> float:
-        """Weighted product of the objectives' lower bounds at an evaluation; it grows with each of them."""
+        """Weighted product of the objectives' lower bounds at an evaluation.
+
+        It grows with each of them.
+        """
         return weighted_product(self.values(evaluation), self._weights(self.search_for))
 
     def values(self, evaluation: Evaluation) -> tuple[float, ...]:
@@ -260,8 +317,16 @@ class Pareto:
         return tuple(objective.lower_bound(evaluation) for objective in self.objectives.values())
 
     def picks(self, points: Mapping[int, Sequence[float]]) -> dict[str, int]:
-        """Trial that each preference picks from the values of trials; ``points`` must not be empty."""
-        return {name: min(points, key=lambda trial: weighted_product(points[trial], self._weights(name))) for name in self.preferences}
+        """Trial that each preference picks from the values of trials.
+
+        ``points`` must not be empty.
+        """
+        return {
+            name: min(
+                points, key=lambda trial: weighted_product(points[trial], self._weights(name))
+            )
+            for name in self.preferences
+        }
 
     def _weights(self, preference: str) -> tuple[float, ...]:
         return tuple(self.preferences[preference].get(name, 0.0) for name in self.objectives)
@@ -269,7 +334,10 @@ class Pareto:
 
 def _at_target(result: TrialResult) -> Evaluation:
     if result.outcome is not Outcome.REACHED or result.last is None:
-        raise ValueError(f"trial {result.trial} ended {result.outcome}: only a trial that REACHED has a time to target")
+        raise ValueError(
+            f"trial {result.trial} ended {result.outcome}: only a trial that REACHED has a time to"
+            " target"
+        )
     return result.last
 
 
@@ -279,7 +347,10 @@ def _require(missing: str | None) -> None:
 
 
 def device_of(evaluation: Evaluation, where: str = "this training") -> Device:
-    """Device of a training according to one of its evaluations; ``where`` names the training in messages."""
+    """Device of a training according to one of its evaluations.
+
+    ``where`` names the training in messages.
+    """
     is_known = evaluation.energy_joules is not None and evaluation.build_joules is not None
     fault = None if is_known else "it was not measured"
     return Device(kind=evaluation.device_kind, where=where, energy_fault=fault)

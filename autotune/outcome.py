@@ -1,4 +1,6 @@
-"""How a trial ends, and what each outcome means to samplers, storage, trackers, terminal and figures: one table for all of them."""
+"""How a trial ends, and what each outcome means to samplers, storage, trackers, terminal and
+figures: one table for all of them.
+"""
 
 from enum import Enum, StrEnum
 from typing import NamedTuple, Self
@@ -24,14 +26,16 @@ class OutcomeTraits(NamedTuple):
     optuna_state: str
     """Name of the ``optuna.trial.TrialState`` with which the trial is told to Optuna."""
     mlflow_status: str
-    """Status of the trial's run in MLflow: FINISHED unless it failed or was lost, since MLflow's pages mark KILLED as red as FAILED."""
+    """Status of the trial's run in MLflow: FINISHED unless it failed or was lost, since MLflow's
+    pages mark KILLED as red as FAILED."""
     terminal_style: str
     """Rich style of the outcome's name in the terminal."""
     colour: str
-    """Colour of the trial's marker in figures. The palette's eight colours can be told apart with the common colour-vision deficiencies.
+    """Colour of the trial's marker in figures. The palette's eight colours can be told apart with
+    the common colour-vision deficiencies.
 
-    Source: Okabe and Ito, "Color Universal Design" (jfly.uni-koeln.de/color); a grey replaces its yellow, which is too faint on white.
-    """
+    Source: Okabe and Ito, "Color Universal Design" (jfly.uni-koeln.de/color); a grey replaces its
+    yellow, which is too faint on white."""
     symbol: str
     """Plotly's symbol of the trial's marker, hollow for a censored outcome."""
     meaning: str
@@ -52,30 +56,143 @@ class Outcome(StrEnum):
         member.traits = traits
         return member
 
-    # fmt: off
-    REACHED = "REACHED", OutcomeTraits(Ending.REACHED, "COMPLETE", "FINISHED", "green", "#009E73", "circle",
-        "An evaluation was at or past the target.")
-    MISSED = "MISSED", OutcomeTraits(Ending.CENSORED, "PRUNED", "FINISHED", "yellow", "#E69F00", "diamond-open",
-        "Trained to the end of the configuration's schedule without reaching the target.")
-    CAPPED = "CAPPED", OutcomeTraits(Ending.CENSORED, "PRUNED", "FINISHED", "blue", "#0072B2", "circle-open",
-        "Stopped because the trial took longer than the incumbent is expected to need.")
-    STOPPED = "STOPPED", OutcomeTraits(Ending.CENSORED, "PRUNED", "FINISHED", "cyan", "#56B4E9", "square-open",
-        "Stopped by a stopping rule, or because the study's budget ended.")
-    TIMED_OUT = "TIMED_OUT", OutcomeTraits(Ending.CENSORED, "PRUNED", "FINISHED", "magenta", "#CC79A7", "triangle-up-open",
-        "Passed the target's max_train_seconds, or hung past its hard deadline.")
-    OUT_OF_MEMORY = "OUT_OF_MEMORY", OutcomeTraits(Ending.INFEASIBLE, "PRUNED", "FAILED", "red", "#000000", "square",
-        "The device or the machine had too little memory for the training.", needs_new_worker=True)
-    DIVERGED = "DIVERGED", OutcomeTraits(Ending.INFEASIBLE, "PRUNED", "FAILED", "red", "#D55E00", "x",
-        "The loss or the metric was no longer finite.")
-    INVALID = "INVALID", OutcomeTraits(Ending.INFEASIBLE, "PRUNED", "FAILED", "red", "#7F7F7F", "triangle-down",
-        "A component refused the configuration's values, so nothing was trained.")
-    CONTENDED = "CONTENDED", OutcomeTraits(Ending.VOID, "FAIL", "FINISHED", "yellow", "#888888", "y-down-open",
-        "Other programs used the machine too much for the trial's time to be trusted; the same configuration is trained again.")
-    LOST = "LOST", OutcomeTraits(Ending.VOID, "FAIL", "KILLED", "red", "#888888", "x-thin-open",
-        "A worker was lost with its machine or killed from outside, which says nothing about the configuration.", needs_new_worker=True)
-    ERRORED = "ERRORED", OutcomeTraits(Ending.VOID, "FAIL", "FAILED", "bold red", "#888888", "cross",
-        "A fault in the code that was trained, or a process that crashed.", needs_new_worker=True)
-    # fmt: on
+    REACHED = (
+        "REACHED",
+        OutcomeTraits(
+            Ending.REACHED,
+            "COMPLETE",
+            "FINISHED",
+            "green",
+            "#009E73",
+            "circle",
+            "An evaluation was at or past the target.",
+        ),
+    )
+    MISSED = (
+        "MISSED",
+        OutcomeTraits(
+            Ending.CENSORED,
+            "PRUNED",
+            "FINISHED",
+            "yellow",
+            "#E69F00",
+            "diamond-open",
+            "Trained to the end of the configuration's schedule without reaching the target.",
+        ),
+    )
+    CAPPED = (
+        "CAPPED",
+        OutcomeTraits(
+            Ending.CENSORED,
+            "PRUNED",
+            "FINISHED",
+            "blue",
+            "#0072B2",
+            "circle-open",
+            "Stopped because the trial took longer than the incumbent is expected to need.",
+        ),
+    )
+    STOPPED = (
+        "STOPPED",
+        OutcomeTraits(
+            Ending.CENSORED,
+            "PRUNED",
+            "FINISHED",
+            "cyan",
+            "#56B4E9",
+            "square-open",
+            "Stopped by a stopping rule, or because the study's budget ended.",
+        ),
+    )
+    TIMED_OUT = (
+        "TIMED_OUT",
+        OutcomeTraits(
+            Ending.CENSORED,
+            "PRUNED",
+            "FINISHED",
+            "magenta",
+            "#CC79A7",
+            "triangle-up-open",
+            "Passed the target's max_train_seconds, or hung past its hard deadline.",
+        ),
+    )
+    OUT_OF_MEMORY = (
+        "OUT_OF_MEMORY",
+        OutcomeTraits(
+            Ending.INFEASIBLE,
+            "PRUNED",
+            "FAILED",
+            "red",
+            "#000000",
+            "square",
+            "The device or the machine had too little memory for the training.",
+            needs_new_worker=True,
+        ),
+    )
+    DIVERGED = (
+        "DIVERGED",
+        OutcomeTraits(
+            Ending.INFEASIBLE,
+            "PRUNED",
+            "FAILED",
+            "red",
+            "#D55E00",
+            "x",
+            "The loss or the metric was no longer finite.",
+        ),
+    )
+    INVALID = (
+        "INVALID",
+        OutcomeTraits(
+            Ending.INFEASIBLE,
+            "PRUNED",
+            "FAILED",
+            "red",
+            "#7F7F7F",
+            "triangle-down",
+            "A component refused the configuration's values, so nothing was trained.",
+        ),
+    )
+    CONTENDED = (
+        "CONTENDED",
+        OutcomeTraits(
+            Ending.VOID,
+            "FAIL",
+            "FINISHED",
+            "yellow",
+            "#888888",
+            "y-down-open",
+            "Other programs used the machine too much for the trial's time to be trusted; the same"
+            " configuration is trained again.",
+        ),
+    )
+    LOST = (
+        "LOST",
+        OutcomeTraits(
+            Ending.VOID,
+            "FAIL",
+            "KILLED",
+            "red",
+            "#888888",
+            "x-thin-open",
+            "A worker was lost with its machine or killed from outside, which says nothing of the"
+            " configuration.",
+            needs_new_worker=True,
+        ),
+    )
+    ERRORED = (
+        "ERRORED",
+        OutcomeTraits(
+            Ending.VOID,
+            "FAIL",
+            "FAILED",
+            "bold red",
+            "#888888",
+            "cross",
+            "A fault in the code that was trained, or a process that crashed.",
+            needs_new_worker=True,
+        ),
+    )
 
     @property
     def is_censored(self) -> bool:

@@ -1,7 +1,9 @@
-"""A training function as bytes that other processes load, with all code of the script that it refers to.
+"""A training function as bytes that other processes load, with all code of the script that it
+refers to.
 
-cloudpickle writes functions and classes of the script by value, but an ``lru_cache`` of the script as a reference to ``__main__``, which is
-another module in every other process. Caches are written here as the function that they cache.
+cloudpickle writes functions and classes of the script by value, but an ``lru_cache`` of the script
+as a reference to ``__main__``, which is another module in every other process. Caches are written
+here as the function that they cache.
 """
 
 import functools
@@ -21,15 +23,17 @@ def pickled(training: Callable[..., Any]) -> bytes:
     """The pickled function.
 
     Raises:
-        ConfigError: something that the function refers to cannot be pickled; names the variable that holds it.
+        ConfigError: something that the function refers to cannot be pickled; names the variable
+            that holds it.
     """
     try:
         return _dumped(training)
     except Exception as error:  # whatever the function refers to may refuse
         name = getattr(training, "__name__", type(training).__name__)
         raise ConfigError(
-            f"tune({name}): {_culprit(training)}cannot be sent to other processes: {' '.join(str(error).split())}; create it inside a "
-            f"function, or in a module that the script imports"
+            f"tune({name}): {_culprit(training)}cannot be sent to other processes:"
+            f" {' '.join(str(error).split())}; create it inside a function, or in a module that the"
+            " script imports"
         ) from error
 
 
@@ -53,7 +57,10 @@ def _cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Call
 
 
 def _culprit(function: Any) -> str:
-    """The variable of a function that cannot be pickled, as the beginning of a message; empty if there is none."""
+    """The variable of a function that cannot be pickled, as the beginning of a message.
+
+    Empty if there is none.
+    """
     if not inspect.isfunction(function):
         return ""
     variables = inspect.getclosurevars(function)

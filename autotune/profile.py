@@ -1,6 +1,8 @@
-"""Say where the time of a training step goes, and what to try: ``autotune profile experiment=NAME``.
+"""Say where the time of a training step goes, and what to try: ``autotune profile
+experiment=NAME``.
 
-Writes a Chrome trace, the measurements as JSON and a figure into a new folder. Exit code 0; 2: bad input.
+Writes a Chrome trace, the measurements as JSON and a figure into a new folder. Exit code 0; 2: bad
+input.
 """
 
 import os
@@ -24,12 +26,16 @@ class ProfileKeys:
     """Keys that ``autotune profile`` takes beside those of the configuration."""
 
     num_steps: int = own_key(20, "steps to time, and again to profile", least=1, most=10_000)
-    progress: float = own_key(0.0, "how far into the schedule they begin: 0 at its start, 1 at its end", least=0, most=1)
+    progress: float = own_key(
+        0.0, "how far into the schedule they begin: 0 at its start, 1 at its end", least=0, most=1
+    )
 
 
 def profile_command(arguments: Sequence[str]) -> int:
     """Run ``autotune profile`` with command-line arguments and return its exit code."""
-    line = parse_command_line("autotune profile", _PURPOSE, f"{own_keys_help(ProfileKeys)}\n\n{_OTHER_KEYS}", arguments)
+    line = parse_command_line(
+        "autotune profile", _PURPOSE, f"{own_keys_help(ProfileKeys)}\n\n{_OTHER_KEYS}", arguments
+    )
     own, overrides = read_own_keys(ProfileKeys, line.overrides)
     require_experiment(names_experiment(overrides), line.config_dirs)
     composer = composer_of(line, overrides)
@@ -38,14 +44,17 @@ def profile_command(arguments: Sequence[str]) -> int:
         return 0
     composed = composer.compose()
     config, experiment = composed.trial, composed.choices["experiment"]
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # set before torch is imported, whose profiler otherwise logs each start and stop
+    # set before torch is imported, whose profiler otherwise logs each start and stop
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     from autotune.reporting.drawing import write_charts  # noqa: PLC0415  # imports Plotly
     from autotune.reporting.profile import print_profile, profile_chart  # noqa: PLC0415  # likewise
     from autotune.reporting.study_files import write_json  # noqa: PLC0415  # after --cfg
     from autotune.reporting.terminal import output_console  # noqa: PLC0415  # after --cfg
     from autotune.step_profile import advise  # noqa: PLC0415  # after --cfg
     from autotune.training.capabilities import cpus_per_worker  # noqa: PLC0415  # after --cfg
-    from autotune.training.device import is_out_of_memory, local_capabilities  # noqa: PLC0415  # torch takes more than a second to import
+
+    # torch takes more than a second to import
+    from autotune.training.device import is_out_of_memory, local_capabilities  # noqa: PLC0415
     from autotune.training.profiling import profile_training  # noqa: PLC0415  # imports torch
     from autotune.training.sources import train_missing_sources  # noqa: PLC0415  # after --cfg
 
@@ -68,11 +77,16 @@ def profile_command(arguments: Sequence[str]) -> int:
         if not is_out_of_memory(error):
             raise
         raise ExecutionError(
-            "out of memory; runtime.activation_checkpointing=true, a runtime.micro_batch_size= or a smaller batch_size= need less"
+            "out of memory; runtime.activation_checkpointing=true, a runtime.micro_batch_size= or a"
+            " smaller batch_size= need less"
         ) from error
     title = f"{experiment} · {own.num_steps} steps of {profile.batch_size} samples"
     (figure,) = write_charts(folder, [profile_chart(profile, title)])
-    write_json(folder / "profile.json", "profile", {"experiment": experiment, "overrides": overrides, **profile.as_dict()})
+    write_json(
+        folder / "profile.json",
+        "profile",
+        {"experiment": experiment, "overrides": overrides, **profile.as_dict()},
+    )
     trace = f"{folder / 'trace.json'} (open it at https://ui.perfetto.dev or chrome://tracing)"
     files = {"trace": trace, "figure": str(figure), "numbers": str(folder / "profile.json")}
     print_profile(output_console(), profile, advise(profile), title=title, files=files)

@@ -1,23 +1,27 @@
-"""Confirmation as a race: which configuration runs next, which one wins, and which runs the claim about the winner is computed from.
+"""Confirmation as a race: which configuration runs next, which one wins, and which runs the claim
+about the winner is computed from.
 
-The candidates race first, and only the winner is compared with the baseline: choosing among candidates needs no baseline, and the runs by
-which the winner was chosen flatter it.
+The candidates race first, and only the winner is compared with the baseline: choosing among
+candidates needs no baseline, and the runs by which the winner was chosen flatter it.
 
-* **Choosing**: candidates run in turns, in rounds on common seeds. After some rounds the worse half leaves, and a candidate that is clearly
-  behind leaves at once (successive halving), until one is left or the runs for choosing are spent. What the search expected of a
-  candidate was picked for its luck: it says who races where the limits do not suffice for all, and nothing of who wins.
-* **Claiming**: pairs of runs of the baseline and the winner on seeds that had no part in choosing, as many as should tell the two apart if
-  the gain is the one seen while choosing. That gain is fixed before the first pair; only how much the pairs vary is estimated again, after
-  the fourth pair and then halfway to those that are still needed, so that the interval of the ratio is honest (an internal pilot study). If
-  another candidate is better by all its runs than the winner by all of its own, those of the claim included, the claim is begun again with
-  that one, on further seeds.
+* **Choosing**: candidates run in turns, in rounds on common seeds. After some rounds the worse half
+  leaves, and a candidate that is clearly behind leaves at once (successive halving), until one is
+  left or the runs for choosing are spent. What the search expected of a candidate was picked for
+  its luck: it says who races where the limits do not suffice for all, and nothing of who wins.
+* **Claiming**: pairs of runs of the baseline and the winner on seeds that had no part in choosing,
+  as many as should tell the two apart if the gain is the one seen while choosing. That gain is
+  fixed before the first pair; only how much the pairs vary is estimated again, after the fourth
+  pair and then halfway to those that are still needed, so that the interval of the ratio is honest
+  (an internal pilot study). If another candidate is better by all its runs than the winner by all
+  of its own, those of the claim included, the claim is begun again with that one, on further seeds.
 
-A race keeps no state: its standing follows from its arms, its limits and the runs so far, so another process continues it exactly
-where it stopped.
+A race keeps no state: its standing follows from its arms, its limits and the runs so far, so
+another process continues it exactly where it stopped.
 
-Source: Karnin, Koren and Somekh, Almost Optimal Exploration in Multi-Armed Bandits (ICML 2013), sequential halving; Cohen and Sackrowitz
-(Statistics and Probability Letters 8, 1989), on claims from the stage that did not choose; Wittes and Brittain, The role of internal pilot
-studies (Statistics in Medicine 9, 1990).
+Source: Karnin, Koren and Somekh, Almost Optimal Exploration in Multi-Armed Bandits (ICML 2013),
+sequential halving; Cohen and Sackrowitz (Statistics and Probability Letters 8, 1989), on claims
+from the stage that did not choose; Wittes and Brittain, The role of internal pilot studies
+(Statistics in Medicine 9, 1990).
 """
 
 import math
@@ -33,27 +37,36 @@ from autotune.space import Suggestion
 MIN_PAIRS = 4
 """Minimum number of pairs that a claim is computed from, unless the user asks for fewer."""
 _TRIED_PAIRS = 2
-"""Number of pairs after which a winner is first compared with the others, and replaced if it reached the target in none of them."""
+"""Number of pairs after which a winner is first compared with the others, and replaced if it
+reached the target in none of them."""
 _FIRST_ROUNDS = 2
-"""Least number of rounds before the worse half leaves for the first time; where the limits leave no room for it, fewer candidates race."""
+"""Least number of rounds before the worse half leaves for the first time; where the limits leave
+no room for it, fewer candidates race."""
 _TURNED = 1.0
-"""Distance of the winner behind another candidate, in standard errors, at which its claim is begun again with that one."""
+"""Distance of the winner behind another candidate, in standard errors, at which its claim is
+begun again with that one."""
 _CLAIM_SHARE = 0.45
 """Share of the runs, and of their seconds, that is reserved for the claim during choosing."""
 _PRIOR_RUNS = 2.0
 _PRIOR_REACHED = 1.6
-"""Prior of reaching the target, for a configuration that reached it in the search: 1.6 out of two runs."""
+"""Prior of reaching the target, for a configuration that reached it in the search: 1.6 out of
+two runs."""
 _PRIOR_SD = 0.2
 _PRIOR_SD_RUNS = 4
-"""Prior standard deviation of the logarithm of a configuration's score: ``_PRIOR_SD``, worth ``_PRIOR_SD_RUNS`` runs."""
+"""Prior standard deviation of the logarithm of a configuration's score: ``_PRIOR_SD``, worth
+``_PRIOR_SD_RUNS`` runs."""
 _BEHIND_AFTER_ONE, _BEHIND = 4.0, 2.0
-"""Distances behind the best candidate, in standard errors, at which a candidate leaves at once: after its first run, and later."""
+"""Distances behind the best candidate, in standard errors, at which a candidate leaves at once:
+after its first run, and later."""
 _HOPED_SHARE = 0.75
-"""Share of the gain seen while choosing, as a logarithm, that the claim should tell from no gain: the search overestimates it."""
+"""Share of the gain seen while choosing, as a logarithm, that the claim should tell from no
+gain: the search overestimates it."""
 _POWER = 1.28
-"""Standard errors by which that gain should exceed the interval's half width, so that the claim shows it nine times out of ten."""
+"""Standard errors by which that gain should exceed the interval's half width, so that the claim
+shows it nine times out of ten."""
 _OVERTIME = 2.0
-"""Factor on the limit of seconds for a claim whose first pairs vary more than the runs of choosing did."""
+"""Factor on the limit of seconds for a claim whose first pairs vary more than the runs of
+choosing did."""
 _MAX_PAIRS = 200
 
 
@@ -66,11 +79,13 @@ class Arm:
     label: str
     suggestion: Suggestion
     expected_score: float
-    """Score that the search expects of the configuration; infinite if it never reached the target. Of a candidate it is an order only."""
+    """Score that the search expects of the configuration; infinite if it never reached the
+    target. Of a candidate it is an order only."""
     run_seconds: float
     """Seconds of training that a run of the configuration is expected to take."""
     least_score: float = 0.0
-    """Lower bound of the score if the configuration never reached the target: what its trial had spent, in the unit of scores."""
+    """Lower bound of the score if the configuration never reached the target: what its trial had
+    spent, in the unit of scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +191,10 @@ class _Race:
         seconds_left = limits.max_seconds - claim_seconds
         racing = list(self._candidates)
         while len(racing) > 1 and not _fits(racing, runs_left, seconds_left):
-            self._reasons[racing.pop().trial] = "not run: the limits leave no runs for it, and the search expected more of the others"
+            self._reasons[racing.pop().trial] = (
+                "not run: the limits leave no runs for it, and the search expected more of the"
+                " others"
+            )
         while len(racing) > 1:
             round_seconds = sum(arm.run_seconds for arm in racing)
             affordable = min(
@@ -225,7 +243,9 @@ class _Race:
                 break
             if winner and (better := self._better(winner, rounds[:taken])) is not None:
                 self._round = rounds[taken - 1] + 1
-                self._reasons[winner.trial] = f"left after round {self._round}: chosen, and behind another one in its claim"
+                self._reasons[winner.trial] = (
+                    f"left after round {self._round}: chosen, and behind another one in its claim"
+                )
                 self._reasons.pop(better.trial)
                 return better
             if taken >= MIN_PAIRS:
@@ -246,7 +266,9 @@ class _Race:
             claim_rounds=rounds,
             look=max(look, MIN_PAIRS),
             reasons=dict(self._reasons),
-            is_baseline_better=winner is not None and not pending and self._rank(self._baseline) < self._rank(winner),
+            is_baseline_better=winner is not None
+            and not pending
+            and self._rank(self._baseline) < self._rank(winner),
         )
 
     def _take(self, arms: Sequence[int], rounds: Sequence[int]) -> None:
@@ -256,7 +278,8 @@ class _Race:
                     self._taken[arm].append(self._known[arm, number])
 
     def _better(self, winner: Arm, rounds: Sequence[int]) -> Arm | None:
-        """The candidate that is better by all its runs than the winner, after some pairs of its claim.
+        """The candidate that is better by all its runs than the winner, after some pairs of its
+        claim.
 
         None if the winner stays.
         """
@@ -286,16 +309,19 @@ class _Race:
         return math.fsum(run.seconds for runs in self._taken.values() for run in runs)
 
     def _pending(self, arms: Sequence[int], number: int) -> tuple[tuple[int, int], ...]:
-        """Arm and round of the runs of one round not made yet; each round begins with another arm."""
+        """Arm and round of the runs of one round not made yet.
+
+        Each round begins with another arm.
+        """
         turns = [arms[turn] for turn, at in in_turns(len(arms), number + 1) if at == number]
         return tuple((arm, number) for arm in turns if (arm, number) not in self._known)
 
     def _pairs_needed(self, winner: Arm | None) -> Callable[[float, Sequence[int]], int]:
         """A function that says how many pairs should tell winner and baseline apart.
 
-        It takes a factor on the limit of seconds, and the claim's rounds so far. The expected gain is
-        fixed here, before the pairs are seen. How much they vary is taken from all runs known at each
-        call, or from the pairs themselves where these vary more.
+        It takes a factor on the limit of seconds, and the claim's rounds so far. The expected gain
+        is fixed here, before the pairs are seen. How much they vary is taken from all runs known at
+        each call, or from the pairs themselves where these vary more.
         """
         limits, runs_left = self._limits, self._limits.max_runs - self._num_taken
         if limits.num_pairs is not None or winner is None:
@@ -320,7 +346,9 @@ class _Race:
             variances = [self._variance(arm) + self._variance_of_future_misses(arm) for arm in arms]
             scores = ([self._known[arm.trial, number] for number in rounds] for arm in arms)
             deviation = max(math.sqrt(sum(variances)), deviation_of_pairs(*scores))
-            enough = (n for n in range(least, most) if _detectable_gain(n, deviation) <= expected_gain)
+            enough = (
+                n for n in range(least, most) if _detectable_gain(n, deviation) <= expected_gain
+            )
             return next(enough, most)
 
         return num_pairs_needed
@@ -335,11 +363,15 @@ class _Race:
         return [arm for arm in racing if arm.trial not in self._reasons]
 
     def _is_behind(self, arm: Arm, best: Arm, distance: float) -> bool:
-        """Whether an arm's score lies more than a distance, in standard errors, behind another's."""
+        """Whether an arm's score lies more than a distance, in standard errors, behind
+        another's.
+        """
         score, best_score = self._score(arm), self._score(best)
         if not (math.isfinite(score) and best_score > 0):
             return best_score < score
-        squares = (self._variance(either) / len(self._taken[either.trial]) for either in (arm, best))
+        squares = (
+            self._variance(either) / len(self._taken[either.trial]) for either in (arm, best)
+        )
         error = math.sqrt(sum(squares))
         return score > best_score and math.log(score / best_score) > distance * error
 

@@ -1,8 +1,9 @@
 """Between a study's storage and MLflow, in both directions.
 
-``autotune record mlflow_run=RUN_ID output=DIR [tracking.uri=URI]`` writes a study that was tracked in MLflow as a recording.
-``autotune record --push experiment=NAME study.name=NAME ...``, with the study's own arguments, gives the study's tracker what it lacks
-(``autotune.tune_study: push_command``).
+``autotune record mlflow_run=RUN_ID output=DIR [tracking.uri=URI]`` writes a study that was tracked
+in MLflow as a recording. ``autotune record --push experiment=NAME study.name=NAME ...``, with the
+study's own arguments, gives the study's tracker what it lacks (``autotune.tune_study:
+push_command``).
 
 Exit code 0: everything was written; 1: the tracker still lacks something; 2: bad input.
 """
@@ -20,7 +21,9 @@ from autotune.recording import read_recording
 from autotune.remote import refuse_url, user_path
 from autotune.tracking.earlier_recordings import fetch_recording
 
-_PURPOSE = "Write a study that MLflow keeps as a recording: its trials with all their learning curves."
+_PURPOSE = (
+    "Write a study that MLflow keeps as a recording: its trials with all their learning curves."
+)
 _PUSH_HELP = """
 autotune record --push experiment=NAME study.name=NAME ...
   with the arguments of a study, gives its tracker what that lacks of it, and trains nothing"""
@@ -30,11 +33,14 @@ autotune record --push experiment=NAME study.name=NAME ...
 class RecordKeys:
     """Keys of ``autotune record``."""
 
-    mlflow_run: str = own_key(..., "id of the study's run, the one that its trials' runs are nested in", shown="RUN_ID")
+    mlflow_run: str = own_key(
+        ..., "id of the study's run, the one that its trials' runs are nested in", shown="RUN_ID"
+    )
     output: str = own_key(..., "where the recording goes", shown="DIR")
     tracking_uri: str | None = own_key(
         None,
-        "the MLflow store; else MLFLOW_TRACKING_URI, else sqlite:///mlflow.db in the working folder",
+        "the MLflow store; else MLFLOW_TRACKING_URI, else sqlite:///mlflow.db in the working"
+        " folder",
         name="tracking.uri",
         shown="URI",
     )
@@ -43,7 +49,9 @@ class RecordKeys:
 def record_command(arguments: Sequence[str]) -> int:
     """Run ``autotune record`` with command-line arguments and return its exit code."""
     help_text = own_keys_help(RecordKeys) + "\n" + _PUSH_HELP
-    line = parse_command_line("autotune record", _PURPOSE, help_text, arguments, takes="mlflow_run=RUN_ID output=DIR")
+    line = parse_command_line(
+        "autotune record", _PURPOSE, help_text, arguments, takes="mlflow_run=RUN_ID output=DIR"
+    )
     own, others = read_own_keys(RecordKeys, line.overrides)
     refuse_other_keys(RecordKeys, others)
     refuse_url(own.output, "output")
@@ -60,7 +68,10 @@ def record_command(arguments: Sequence[str]) -> int:
         except FileError as error:
             raise ConfigError(f"output={error}") from error
     num_evaluations = sum(len(trial.steps) for trial in recording.trials)
-    print(f"wrote {output}: study {study}, {len(recording.trials)} trials, {num_evaluations} evaluations")
+    print(
+        f"wrote {output}: study {study}, {len(recording.trials)} trials, {num_evaluations}"
+        " evaluations"
+    )
     return 0
 
 

@@ -2,19 +2,25 @@
 
 A recording is a folder of four files:
 
-* ``study.yaml``: format (number of the recording's format, 1 without it), metric, mode, target, max_train_seconds, num_trials, clock
-  (what the seconds mean), source; for a study of autotune's also baseline (number of its trial) and outcomes (of each trial);
-* ``space.yaml``: the search space in the syntax of ``search_spaces/``; an empty mapping if it is not known;
-* ``trials.parquet``: ``trial`` and one column for each parameter, by config key; null if the trial's branch does not have the parameter, or
-  for the value null; in a column of texts, those that could be taken for another value have quotes: ``'1'``, ``'true'``, ``'a b'``;
-* ``curves.parquet``: one row for each evaluation, with ``trial``, ``step``, ``train_seconds`` (warm seconds since the trial began) and
-  ``metric`` (not finite if the training diverged). For a study of autotune's also ``build_seconds``; ``prepare_seconds`` (contained in
-  ``train_seconds``); ``outcome``, if the evaluation ended the trial; ``limit_seconds``, if the evaluation was made because the trial was
-  past that limit, not because it was due; ``epoch``, passes over the training split; and what objectives other than time need:
-  ``num_workers``, ``device_kind``, ``build_joules`` and ``energy_joules`` (null if they were not measured).
+* ``study.yaml``: format (number of the recording's format, 1 without it), metric, mode, target,
+  max_train_seconds, num_trials, clock (what the seconds mean), source; for a study of autotune's
+  also baseline (number of its trial) and outcomes (of each trial);
+* ``space.yaml``: the search space in the syntax of ``search_spaces/``; an empty mapping if it is
+  not known;
+* ``trials.parquet``: ``trial`` and one column for each parameter, by config key; null if the
+  trial's branch does not have the parameter, or for the value null; in a column of texts, those
+  that could be taken for another value have quotes: ``'1'``, ``'true'``, ``'a b'``;
+* ``curves.parquet``: one row for each evaluation, with ``trial``, ``step``, ``train_seconds`` (warm
+  seconds since the trial began) and ``metric`` (not finite if the training diverged). For a study
+  of autotune's also ``build_seconds``; ``prepare_seconds`` (contained in ``train_seconds``);
+  ``outcome``, if the evaluation ended the trial; ``limit_seconds``, if the evaluation was made
+  because the trial was past that limit, not because it was due; ``epoch``, passes over the training
+  split; and what objectives other than time need: ``num_workers``, ``device_kind``,
+  ``build_joules`` and ``energy_joules`` (null if they were not measured).
 
-A trial's time to target is the ``train_seconds`` of its first evaluation at or past the target, if within max_train_seconds; if outcomes
-are recorded, it is that of the evaluation that REACHED the target.
+A trial's time to target is the ``train_seconds`` of its first evaluation at or past the target, if
+within max_train_seconds; if outcomes are recorded, it is that of the evaluation that REACHED the
+target.
 """
 
 import math
@@ -29,16 +35,36 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from autotune.errors import AutotuneError, DataError
-from autotune.files import FORMAT_KEY, FORMATS, check_format, check_kind, make_folder, replace_file, replacing
+from autotune.files import (
+    FORMAT_KEY,
+    FORMATS,
+    check_format,
+    check_kind,
+    make_folder,
+    replace_file,
+    replacing,
+)
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
-from autotune.space import Choice, Float, Int, Parameter, PowerOfTwo, SearchSpace, Suggestion, override_text, short
+from autotune.space import (
+    Choice,
+    Float,
+    Int,
+    Parameter,
+    PowerOfTwo,
+    SearchSpace,
+    Suggestion,
+    override_text,
+    short,
+)
 from autotune.yaml_files import read_yaml, yaml_text
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedTrial:
-    """A trial's point and learning curve: tuples with one element for each evaluation, in order of time."""
+    """A trial's point and learning curve: tuples with one element for each evaluation, in order
+    of time.
+    """
 
     number: int
     suggestion: Suggestion
@@ -49,18 +75,23 @@ class RecordedTrial:
     """The target's metric; not finite if the training diverged."""
     build_seconds: tuple[float, ...] = ()
     prepare_seconds: tuple[float, ...] = ()
-    """Contained in ``train_seconds``; this and ``build_seconds`` are empty if the recording does not have them."""
+    """Contained in ``train_seconds``; this and ``build_seconds`` are empty if the recording does
+    not have them."""
     ends: tuple[Outcome | None, ...] = ()
-    """Outcome of the evaluation that ended the trial, None for all others; empty if the recording does not have them."""
+    """Outcome of the evaluation that ended the trial, None for all others; empty if the
+    recording does not have them."""
     limit_seconds: tuple[float, ...] = ()
-    """Limit that an evaluation was made past, NaN for one that was due; empty if the recording does not have them."""
+    """Limit that an evaluation was made past, NaN for one that was due; empty if the recording
+    does not have them."""
     epochs: tuple[float, ...] = ()
-    """Passes over the training split so far, NaN if unknown; empty if the recording does not have them."""
+    """Passes over the training split so far, NaN if unknown; empty if the recording does not
+    have them."""
     num_workers: tuple[float, ...] = ()
     device_kinds: tuple[str | None, ...] = ()
     build_joules: tuple[float, ...] = ()
     energy_joules: tuple[float, ...] = ()
-    """NaN if not measured; this and the three fields above are empty if the recording does not have them."""
+    """NaN if not measured; this and the three fields above are empty if the recording does not
+    have them."""
     outcome: Outcome | None = None
     """How the trial ended; None if the recording does not say."""
 
@@ -70,15 +101,25 @@ class RecordedTrial:
         return None if index is None else self.train_seconds[index]
 
     def index_of_target(self, target: Target) -> int | None:
-        """Index of the first evaluation at or past the target, within its ``max_train_seconds``; None if there is none.
+        """Index of the first evaluation at or past the target, within its ``max_train_seconds``.
 
-        If outcomes are recorded, they decide: evaluations before a model is pruned, for example, do not count.
+        None if there is none.
+
+        If outcomes are recorded, they decide: evaluations before a model is pruned, for example, do
+        not count.
         """
         if self.ends:
             return self.ends.index(Outcome.REACHED) if Outcome.REACHED in self.ends else None
         curve = enumerate(zip(self.train_seconds, self.metrics, strict=True))
         limit = target.max_train_seconds
-        return next((index for index, (seconds, metric) in curve if target.reached_by(metric) and seconds <= limit), None)
+        return next(
+            (
+                index
+                for index, (seconds, metric) in curve
+                if target.reached_by(metric) and seconds <= limit
+            ),
+            None,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,16 +130,25 @@ class Recording:
     space: SearchSpace
     trials: tuple[RecordedTrial, ...]
     baseline: int | None = None
-    """Number of the trial of the experiment's own configuration; its point is empty if the space does not contain it."""
+    """Number of the trial of the experiment's own configuration; its point is empty if the space
+    does not contain it."""
 
     @property
     def best_seconds(self) -> float | None:
         """Shortest time to target of all trials; None if no trial reached the target."""
-        return min((seconds for trial in self.trials if (seconds := trial.time_to_target(self.target)) is not None), default=None)
+        return min(
+            (
+                seconds
+                for trial in self.trials
+                if (seconds := trial.time_to_target(self.target)) is not None
+            ),
+            default=None,
+        )
 
 
 MAX_VALUES_VARIABLE = "AUTOTUNE_RECORDING_MAX_VALUES"
-"""Environment variable that raises the limit of values that one file of a recording may hold: a few bytes can stand for gigabytes."""
+"""Environment variable that raises the limit of values that one file of a recording may hold: a
+few bytes can stand for gigabytes."""
 _MAX_VALUES = 100_000_000
 _CURVES = {
     "step": ("steps", pa.int64()),
@@ -114,19 +164,25 @@ _CURVES = {
     "build_joules": ("build_joules", pa.float64()),
     "energy_joules": ("energy_joules", pa.float64()),
 }
-"""Columns of ``curves.parquet`` beside ``trial``: for each its field of a RecordedTrial, and its type."""
+"""Columns of ``curves.parquet`` beside ``trial``: for each its field of a RecordedTrial, and its
+type."""
 _NUM_REQUIRED = 3
 """Number of the first columns that every recording has."""
 
 
 def read_recording(folder: Path) -> Recording:
-    """Read a recording from its folder; trials without any parameter are left out, except the baseline.
+    """Read a recording from its folder.
+
+    Trials without any parameter are left out, except the baseline.
 
     Raises:
         DataError: a file is missing or wrong; names the file, what was found and what is accepted.
     """
     if not folder.is_dir():
-        raise DataError(f"recording={folder}: no such folder; it must have study.yaml, space.yaml, trials.parquet, curves.parquet")
+        raise DataError(
+            f"recording={folder}: no such folder; it must have study.yaml, space.yaml,"
+            " trials.parquet, curves.parquet"
+        )
     try:
         return _read(folder)
     except AutotuneError as error:
@@ -149,31 +205,50 @@ def _read(folder: Path) -> Recording:
         if name in curves
     }
     rows_of: dict[int, list[int]] = {}
-    for row in sorted(range(len(curves["trial"])), key=lambda row: (columns["steps"][row], columns["train_seconds"][row])):
+    for row in sorted(
+        range(len(curves["trial"])),
+        key=lambda row: (columns["steps"][row], columns["train_seconds"][row]),
+    ):
         rows_of.setdefault(curves["trial"][row], []).append(row)
     baseline, outcomes = study.get("baseline"), study.get("outcomes") or {}
     trials = []
     for index, number in enumerate(points["trial"]):
-        values = {key: column[index] for key, column in points.items() if key != "trial" and column[index] is not None}
-        is_outside = not values and not all(_may_be_null(parameter) for parameter in space.parameters.values())
+        values = {
+            key: column[index]
+            for key, column in points.items()
+            if key != "trial" and column[index] is not None
+        }
+        is_outside = not values and not all(
+            _may_be_null(parameter) for parameter in space.parameters.values()
+        )
         if is_outside and number != baseline:
             continue
         where = f"{folder / 'trials.parquet'}: trial {number}"
-        curve: dict[str, Any] = {field: tuple(column[row] for row in rows_of.get(number, [])) for field, column in columns.items()}
+        curve: dict[str, Any] = {
+            field: tuple(column[row] for row in rows_of.get(number, []))
+            for field, column in columns.items()
+        }
         suggestion = Suggestion({} if is_outside else _recorded_values(space, values, where))
         trials.append(
             RecordedTrial(
-                number=number, suggestion=suggestion, outcome=_value("outcome", outcomes.get(number), folder / "study.yaml"), **curve
+                number=number,
+                suggestion=suggestion,
+                outcome=_value("outcome", outcomes.get(number), folder / "study.yaml"),
+                **curve,
             )
         )
     return Recording(target=target, space=space, trials=tuple(trials), baseline=baseline)
 
 
 def _value(column: str, value: Any, path: Path) -> Any:
-    """A value of ``curves.parquet`` as a RecordedTrial has it: NaN for a number that is missing, None for a missing text."""
+    """A value of ``curves.parquet`` as a RecordedTrial has it: NaN for a number that is missing,
+    None for a missing text.
+    """
     if column == "outcome":
         if value is not None and value not in Outcome.__members__:
-            raise DataError(f"{path}: found outcome {short(value)}, it must be one of {', '.join(Outcome)}")
+            raise DataError(
+                f"{path}: found outcome {short(value)}, it must be one of {', '.join(Outcome)}"
+            )
         return None if value is None else Outcome[value]
     if column == "device_kind":
         return value
@@ -194,8 +269,15 @@ def target_of(study: Mapping[str, Any], where: str) -> Target:
     try:
         value, max_train_seconds = float(study["target"]), float(study["max_train_seconds"])
     except (TypeError, ValueError) as error:
-        raise DataError(f"{where}: {str(error)[:200]}; target and max_train_seconds must be numbers") from error
-    return Target(metric=str(study["metric"]), mode=study["mode"], value=value, max_train_seconds=max_train_seconds)
+        raise DataError(
+            f"{where}: {str(error)[:200]}; target and max_train_seconds must be numbers"
+        ) from error
+    return Target(
+        metric=str(study["metric"]),
+        mode=study["mode"],
+        value=value,
+        max_train_seconds=max_train_seconds,
+    )
 
 
 def _read_yaml(path: Path) -> Mapping[str, Any]:
@@ -213,22 +295,33 @@ def _read_table(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:
     try:
         described = pq.read_metadata(path)
         num_values = described.num_rows * described.num_columns
-        table: dict[str, list[Any]] = pq.read_table(path).to_pydict() if num_values <= max_values else {}
+        table: dict[str, list[Any]] = (
+            pq.read_table(path).to_pydict() if num_values <= max_values else {}
+        )
     except Exception as error:  # of the many that a changed file can raise
         raise DataError(f"{path}: cannot be read: {' '.join(str(error).split())[:300]}") from error
     if num_values > max_values:
-        raise DataError(f"{path}: found {num_values:,} values, at most are {max_values:,} ({MAX_VALUES_VARIABLE}=NUMBER raises it)")
+        raise DataError(
+            f"{path}: found {num_values:,} values, at most are {max_values:,}"
+            f" ({MAX_VALUES_VARIABLE}=NUMBER raises it)"
+        )
     if missing := [name for name in columns if name not in table]:
         raise DataError(f"{path}: has no column {missing[0]}; it must have {', '.join(columns)}")
     return table
 
 
 def _recorded_values(space: SearchSpace, row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Values of the space's parameters from a row of ``trials.parquet``; numbers outside a parameter's bounds are set to the bound."""
+    """Values of the space's parameters from a row of ``trials.parquet``.
+
+    Numbers outside a parameter's bounds are set to the bound.
+    """
     values: dict[str, Any] = {}
     for key, parameter in space.parameters.items():
         if row.get(key) is None and not _may_be_null(parameter):
-            raise DataError(f"{where}: has no {key}; it must have a value for every parameter that its choices open")
+            raise DataError(
+                f"{where}: has no {key}; it must have a value for every parameter that its choices"
+                " open"
+            )
         values[key] = _recorded_value(parameter, row.get(key), f"{where}: {key}")
         if isinstance(parameter, Choice):
             values |= _recorded_values(parameter.beneath(values[key]), row, where)
@@ -247,8 +340,16 @@ def _recorded_value(parameter: Parameter, found: Any, where: str) -> Any:
             for value in options:
                 if (value is None) == (found is None) and text_of(value) == wanted:
                     return value
-        numbers = [value for value in options if isinstance(value, int | float) and not isinstance(value, bool)]
-        close = [value for value in numbers if isinstance(found, int | float) and math.isclose(value, found, rel_tol=1e-6)]
+        numbers = [
+            value
+            for value in options
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        ]
+        close = [
+            value
+            for value in numbers
+            if isinstance(found, int | float) and math.isclose(value, found, rel_tol=1e-6)
+        ]
         if close:
             return close[0]
     elif (number := _as_number(found)) is not None:
@@ -261,7 +362,10 @@ def _recorded_value(parameter: Parameter, found: Any, where: str) -> Any:
 
 
 def _as_number(found: Any) -> int | float | None:
-    """A finite number, also one in a column of texts, as where a trial has 1 and another 1.0; None for anything else."""
+    """A finite number, also one in a column of texts, as where a trial has 1 and another 1.0.
+
+    None for anything else.
+    """
     with suppress(ValueError):
         found = float(found) if isinstance(found, str) else found
     return found if isinstance(found, int | float) and math.isfinite(found) else None
@@ -269,7 +373,12 @@ def _as_number(found: Any) -> int | float | None:
 
 def target_fields(target: Target) -> dict[str, Any]:
     """The target as those fields of ``study.yaml`` that ``target_of`` reads."""
-    return {"metric": target.metric, "mode": target.mode, "target": target.value, "max_train_seconds": target.max_train_seconds}
+    return {
+        "metric": target.metric,
+        "mode": target.mode,
+        "target": target.value,
+        "max_train_seconds": target.max_train_seconds,
+    }
 
 
 def write_recording(
@@ -281,9 +390,12 @@ def write_recording(
     source: str,
     baseline: int | None = None,
 ) -> None:
-    """Write the ended trials of a study as a recording, in order of their numbers; each file is replaced as a whole.
+    """Write the ended trials of a study as a recording, in order of their numbers.
 
-    The columns that only studies of autotune's have are left out if ``build_seconds`` of any evaluation is unknown (NaN).
+    Each file is replaced as a whole.
+
+    The columns that only studies of autotune's have are left out if ``build_seconds`` of any
+    evaluation is unknown (NaN).
 
     Args:
         space: the search space as plain data.
@@ -312,7 +424,9 @@ def write_recording(
     is_detailed = all(math.isfinite(evaluation.build_seconds) for _, evaluation in rows)
     for name in [*_CURVES][: None if is_detailed else _NUM_REQUIRED]:
         if name == "limit_seconds":
-            cells: list[Any] = [_limit_seconds(result, evaluation, target) for result, evaluation in rows]
+            cells: list[Any] = [
+                _limit_seconds(result, evaluation, target) for result, evaluation in rows
+            ]
         else:
             field = "warm_seconds" if name == "train_seconds" else name
             cells = [getattr(evaluation, field) for _, evaluation in rows]
@@ -328,20 +442,26 @@ def _limit_seconds(result: TrialResult, evaluation: Evaluation, target: Target) 
 
 
 def _column(values: list[Any]) -> pa.Array:
-    """Column of one type: booleans and numbers as they are, unless two of them would be the same there, and all else as text."""
+    """Column of one type: booleans and numbers as they are, unless two of them would be the same
+    there, and all else as text.
+    """
     present = [value for value in values if value is not None]
     types = {type(value) for value in present}
     if types == {int, float}:
         numbers = [None if value is None else float(value) for value in values]
         if len(set(map(_cell, numbers)) - {"None"}) == len(set(map(_cell, present))):
             return pa.array(numbers)
-    elif types in ({bool}, {float}, set()) or (types == {int} and all(-(2**63) <= value < 2**63 for value in present)):
+    elif types in ({bool}, {float}, set()) or (
+        types == {int} and all(-(2**63) <= value < 2**63 for value in present)
+    ):
         return pa.array(values)
     return pa.array([None if value is None else _cell(value) for value in values], pa.string())
 
 
 def _cell(value: Any) -> str:
-    """Text of a value: one that is a text has quotes, as in an override, where it could be taken for another value."""
+    """Text of a value: one that is a text has quotes, as in an override, where it could be taken
+    for another value.
+    """
     return override_text(value) if isinstance(value, str) else str(value)
 
 

@@ -1,4 +1,6 @@
-"""Files at URLs, through fsspec: fetched to this machine's cache, or written there; and official files, downloaded by pooch.
+"""Files at URLs, through fsspec: fetched to this machine's cache, or written there.
+
+And official files, downloaded by pooch.
 
 The wait for another machine would make a trial slow, or let it count as hung. So code that measures
 time registers a pause here, and all pauses are entered while this process waits.
@@ -25,12 +27,21 @@ CONNECT_SECONDS = 10.0
 """Limit in seconds for connecting to a server."""
 _READ_SECONDS = 60.0
 """Limit in seconds for a server's silence; the transfer of a whole file has no limit."""
-_DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mariadb": 3306, "mssql": 1433, "oracle": 1521}
+_DATABASE_PORTS = {
+    "postgresql": 5432,
+    "mysql": 3306,
+    "mariadb": 3306,
+    "mssql": 1433,
+    "oracle": 1521,
+}
 _pauses: list[Callable[[], AbstractContextManager[None]]] = []
 
 
 def is_url(location: str | Path) -> bool:
-    """Whether a location is a URL, and not a path; one slash is enough: ``s3:/bucket`` is no folder."""
+    """Whether a location is a URL, and not a path.
+
+    One slash is enough: ``s3:/bucket`` is no folder.
+    """
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]+(::|:/)", str(location)) is not None
 
 
@@ -58,7 +69,9 @@ def is_remote(location: str) -> bool:
 
 
 def is_file(location: str, key: str) -> bool:
-    """Whether there is a file at a path or URL; one that there is no permission to look at counts as absent.
+    """Whether there is a file at a path or URL.
+
+    One that there is no permission to look at counts as absent.
 
     Raises:
         DataError: the URL is malformed, or its machine does not answer.
@@ -84,7 +97,9 @@ def files_in(location: str, key: str) -> list[str]:
 
 
 def fetched(location: str, key: str) -> Path:
-    """Path of a file on this machine; one at a URL is fetched into the cache unless its present version is there.
+    """Path of a file on this machine.
+
+    One at a URL is fetched into the cache unless its present version is there.
 
     Raises:
         DataError: the URL's file does not exist or cannot be read.
@@ -109,7 +124,9 @@ def fetched(location: str, key: str) -> Path:
 
 
 def upload(file: Path, location: str, key: str) -> None:
-    """Replace the file at a URL by a copy of a file of this machine; readers see the old one or the new one.
+    """Replace the file at a URL by a copy of a file of this machine.
+
+    Readers see the old one or the new one.
 
     Raises:
         DataError: the file at the URL cannot be written.
@@ -143,7 +160,9 @@ def download_files(checksums: Mapping[str, str], folder: Path, absent: str) -> N
             pooch.retrieve(url, f"md5:{md5}", fname=name, path=folder, downloader=downloader)
         except (OSError, ValueError) as error:  # errors of requests are OSErrors
             reason = f"downloading {url} to '{folder}' failed: {_line(error)}"
-            raise DataError(f"{absent}, and {reason}; put the files there or set data.root") from error
+            raise DataError(
+                f"{absent}, and {reason}; put the files there or set data.root"
+            ) from error
 
 
 def cache_folder() -> Path:
@@ -154,7 +173,9 @@ def cache_folder() -> Path:
 
 @contextmanager
 def paused_while_waiting(pause: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Register a pause for as long as the context lasts: it is entered while this process waits for another machine."""
+    """Register a pause for as long as the context lasts: it is entered while this process waits
+    for another machine.
+    """
     _pauses.append(pause)
     try:
         yield
@@ -168,7 +189,9 @@ def kind_of_database(url: str) -> str:
 
 
 def check_listens(url: str) -> None:
-    """Check that a database's server answers, since a client retries for minutes; a URL without a host is not checked.
+    """Check that a database's server answers, since a client retries for minutes.
+
+    A URL without a host is not checked.
 
     Raises:
         OSError: nothing listens at the host and port of the URL.
@@ -180,12 +203,17 @@ def check_listens(url: str) -> None:
 
 
 class _AbsentError(DataError):
-    """There is no file at a URL, or no permission to look at it: some stores answer so for a missing file."""
+    """There is no file at a URL, or no permission to look at it: some stores answer so for a
+    missing file.
+    """
 
 
 @contextmanager
 def _opened(url: str, key: str) -> Iterator[tuple[Any, str]]:
-    """File system of a URL and the path in it; any error inside is a DataError of one line, and clocks stand still."""
+    """File system of a URL and the path in it.
+
+    Any error inside is a DataError of one line, and clocks stand still.
+    """
     with ExitStack() as paused:
         for pause in _pauses:
             paused.enter_context(pause())
@@ -203,10 +231,19 @@ def _opened(url: str, key: str) -> Iterator[tuple[Any, str]]:
         except DataError:
             raise
         except Exception as error:
-            reason = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
+            reason = (
+                error.__cause__
+                if isinstance(error, FileNotFoundError) and error.__cause__
+                else error
+            )
             status = getattr(reason, "status", None)
             said = without_secrets(f"{key}: {url}: {_line(reason)}")
-            if isinstance(reason, FileNotFoundError | PermissionError) or status in (401, 403, 404, 410):
+            if isinstance(reason, FileNotFoundError | PermissionError) or status in (
+                401,
+                403,
+                404,
+                410,
+            ):
                 raise _AbsentError(said) from error
             raise DataError(said) from error
 

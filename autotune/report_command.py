@@ -1,4 +1,5 @@
-"""Write the HTML report of a study again: ``autotune report study=NAME [study=...] [folder=outputs] [output=FILE]``.
+"""Write the HTML report of a study again: ``autotune report study=NAME [study=...] [folder=outputs]
+[output=FILE]``.
 
 Exit code 0: the report was written; 2: bad input.
 """
@@ -12,7 +13,10 @@ from autotune.config.own_keys import own_key, own_keys_help, read_own_keys, refu
 from autotune.errors import ConfigError
 from autotune.remote import refuse_url, user_path
 
-_PURPOSE = "Write the HTML report of a study from the files in its folder: report.html, one page that opens offline."
+_PURPOSE = (
+    "Write the HTML report of a study from the files in its folder: report.html, one page that"
+    " opens offline."
+)
 
 
 @dataclass(kw_only=True)
@@ -21,12 +25,16 @@ class ReportKeys:
 
     study: str = own_key(..., "a study of the folder; may be given several times", shown="NAME")
     folder: str = own_key("outputs", "where studies are kept")
-    output: str | None = own_key(None, "the file to write; else report.html in the study's folder", shown="FILE")
+    output: str | None = own_key(
+        None, "the file to write; else report.html in the study's folder", shown="FILE"
+    )
 
 
 def report_command(arguments: Sequence[str]) -> int:
     """Run ``autotune report`` with command-line arguments and return its exit code."""
-    line = parse_command_line("autotune report", _PURPOSE, own_keys_help(ReportKeys), arguments, takes="study=NAME")
+    line = parse_command_line(
+        "autotune report", _PURPOSE, own_keys_help(ReportKeys), arguments, takes="study=NAME"
+    )
     studies = [override for override in line.overrides if override.startswith("study=")]
     shared = [override for override in line.overrides if override not in studies]
     keys = []
@@ -52,7 +60,8 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
     Raises:
         AutotuneError: the folder has no study that has ended, or one of its files cannot be read.
     """
-    from autotune.reporting.html import write_study_report  # noqa: PLC0415  # imports Plotly, after --help
+    # imports Plotly, after --help
+    from autotune.reporting.html import write_study_report  # noqa: PLC0415
     from autotune.search.importances import time_effects  # noqa: PLC0415  # imports scikit-learn
 
     return write_study_report(folder, time_effects, output)

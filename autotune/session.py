@@ -1,7 +1,9 @@
-"""What a training function of the user's sees of the trial that it runs in: ``autotune.report`` and its neighbours.
+"""What a training function of the user's sees of the trial that it runs in: ``autotune.report`` and
+its neighbours.
 
-Outside a trial they do nothing, so that the same code runs by hand. A process runs one training at a time. A script that runs as a
-command (``autotune.command``) finds its trial by an environment variable, and reports to the process that started it.
+Outside a trial they do nothing, so that the same code runs by hand. A process runs one training at
+a time. A script that runs as a command (``autotune.command``) finds its trial by an environment
+variable, and reports to the process that started it.
 """
 
 import contextlib
@@ -19,7 +21,9 @@ from autotune.errors import ConfigError
 
 
 class Clock(Protocol):
-    """The ``clock`` of a training function, which marks the parts of its time that are not training."""
+    """The ``clock`` of a training function, which marks the parts of its time that are not
+    training.
+    """
 
     def building(self) -> contextlib.AbstractContextManager[None]:
         """Context for work that a process pays once, such as loading data or compiling."""
@@ -29,7 +33,8 @@ class Clock(Protocol):
 
 
 class Checkpoint:
-    """The state that a training goes on from after a pause: ``load`` it before the first step, ``save`` it before each report.
+    """The state that a training goes on from after a pause: ``load`` it before the first step,
+    ``save`` it before each report.
 
     This class is what code outside a trial gets: nothing was saved, and nothing is kept.
 
@@ -45,7 +50,8 @@ class Checkpoint:
         """Restore a paused training, its random numbers included; time counts again from here.
 
         Args:
-            objects: objects with ``load_state_dict``, by the names that they were saved by; each gets its own state back.
+            objects: objects with ``load_state_dict``, by the names that they were saved by; each
+                gets its own state back.
 
         Returns:
             The saved values by name, without those of ``objects``; empty if the training begins.
@@ -59,18 +65,26 @@ class Checkpoint:
         weights: Mapping[str, Any] | None = None,
         write_files: Callable[[Path], object] | None = None,
     ) -> None:
-        """Say what the training could go on from; it is copied only if the next report pauses the training, so this costs no time.
+        """Say what the training could go on from.
+
+        It is copied only if the next report pauses the training, so this costs no time.
 
         Args:
-            state: values by name: objects with ``state_dict``, or tensors, arrays, numbers, text and None, nested in any way. None in
-                place of the mapping says that the training cannot go on from here: only its weights are kept.
-            weights: named tensors to export if this training becomes the best; those of the first ``torch.nn.Module`` in ``state`` if None.
-            write_files: writes files of any kind into a folder, for a library that has a checkpoint format of its own.
+            state: values by name: objects with ``state_dict``, or tensors, arrays, numbers, text
+                and None, nested in any way. None in place of the mapping says that the training
+                cannot go on from here: only its weights are kept.
+            weights: named tensors to export if this training becomes the best; those of the first
+                ``torch.nn.Module`` in ``state`` if None.
+            write_files: writes files of any kind into a folder, for a library that has a checkpoint
+                format of its own.
         """
 
     @property
     def files(self) -> Path | None:
-        """Folder with the files that ``write_files`` wrote before the pause; None if there are none."""
+        """Folder with the files that ``write_files`` wrote before the pause.
+
+        None if there are none.
+        """
         return None
 
     @property
@@ -80,7 +94,9 @@ class Checkpoint:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether ``save`` was called since the last report, so that the training can be paused now."""
+        """Whether ``save`` was called since the last report, so that the training can be paused
+        now.
+        """
         return False
 
 
@@ -97,8 +113,8 @@ class Session:
     refused: list[ConfigError] = field(default_factory=list)
     """Errors of reports from other threads, where nobody may see them."""
     trainers: list[object] = field(default_factory=list)
-    """Trainers of Lightning or Hugging Face that began a training, in order; a pause within a later training than the first is not
-    possible, because the first would take its checkpoint."""
+    """Trainers of Lightning or Hugging Face that began a training, in order; a pause within a
+    later training than the first is not possible, because the first would take its checkpoint."""
 
 
 _active: Session | None = None
@@ -118,7 +134,9 @@ def in_session(session: Session) -> Iterator[None]:
 
 
 def is_pausable() -> bool:
-    """Whether the training function has saved a state since its last report, so that it can be paused now."""
+    """Whether the training function has saved a state since its last report, so that it can be
+    paused now.
+    """
     return _active is not None and _active.checkpoint.is_fresh
 
 
@@ -132,12 +150,18 @@ def current() -> Session | None:
     trains = os.environ.get(PROCESS)
     if trains is not None and trains != str(os.getpid()):
         raise ConfigError(
-            f"autotune: was called in process {os.getpid()}, which the training in process {trains} has started; accepted is the process "
-            f"that trains, one a trial: processes that train together are not supported yet"
+            f"autotune: was called in process {os.getpid()}, which the training in process {trains}"
+            " has started; accepted is the process that trains, one a trial: processes that train"
+            " together are not supported yet"
         )
     if _active is None and (address := os.environ.pop(ADDRESS, None)) is not None:
         client = _Client(address)
-        _active = Session(report=client.report, clock=client, checkpoint=Checkpoint(), seed=int(os.environ.get(SEED, "0")))
+        _active = Session(
+            report=client.report,
+            clock=client,
+            checkpoint=Checkpoint(),
+            seed=int(os.environ.get(SEED, "0")),
+        )
         os.environ[PROCESS] = str(os.getpid())
     return _active
 
@@ -147,11 +171,14 @@ class TrialInfo:
     """Which trial some code runs in; see ``trial``."""
 
     number: int | None
-    """Number of the trial in its study; a confirmation run has that of the trial whose configuration it trains. None outside a study."""
+    """Number of the trial in its study; a confirmation run has that of the trial whose
+    configuration it trains. None outside a study."""
     name: str | None
-    """Name of the run, unique in its study, such as ``trial-7`` or ``confirm-7-1``; None outside a study."""
+    """Name of the run, unique in its study, such as ``trial-7`` or ``confirm-7-1``; None outside
+    a study."""
     folder: Path
-    """Folder for what the run writes, such as logs and checkpoints; no other run has it. Outside a study the working folder."""
+    """Folder for what the run writes, such as logs and checkpoints; no other run has it. Outside
+    a study the working folder."""
     seed: int
 
 
@@ -174,27 +201,31 @@ def trial() -> TrialInfo:
 def in_trial(trial: TrialInfo) -> Iterator[None]:
     """Context in which ``trial`` is the one that this process, and all that it starts, runs in."""
     number = None if trial.number is None else str(trial.number)
-    with _environment({TRIAL_FOLDER: str(trial.folder), TRIAL_NUMBER: number, SEED: str(trial.seed)}):
+    with _environment(
+        {TRIAL_FOLDER: str(trial.folder), TRIAL_NUMBER: number, SEED: str(trial.seed)}
+    ):
         yield
 
 
 def refuse_within_training() -> None:
-    """Refuse to tune in a process that trains, or that is one of several which a launcher has started.
+    """Refuse to tune in a process that trains, or that is one of several which a launcher has
+    started.
 
     Raises:
         ConfigError: this is such a process.
     """
     if PROCESS in os.environ or ADDRESS in os.environ:
         raise ConfigError(
-            "tune: was called within a trial, accepted is outside of one; in a script that is trained, or starts processes, it belongs "
-            "beneath if __name__ == '__main__'"
+            "tune: was called within a trial, accepted is outside of one; in a script that is"
+            " trained, or starts processes, it belongs beneath if __name__ == '__main__'"
         )
     for rank, size in (("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")):
         found = os.environ.get(size, "1")
         if found != "1" or os.environ.get(rank, "0") != "0":
             raise ConfigError(
-                f"tune: found {rank}={os.environ.get(rank)} {size}={found}, accepted is one process: start it without torchrun, accelerate "
-                f"launch or mpirun; a study starts its own processes"
+                f"tune: found {rank}={os.environ.get(rank)} {size}={found}, accepted is one"
+                " process: start it without torchrun, accelerate launch or mpirun; a study starts"
+                " its own processes"
             )
 
 
@@ -228,7 +259,9 @@ TRIAL_FOLDER, TRIAL_NUMBER = "AUTOTUNE_TRIAL_FOLDER", "AUTOTUNE_TRIAL_NUMBER"
 
 
 class _Client:
-    """The trial of a script, seen from within the script: each message is a line of JSON, and is answered by a line."""
+    """The trial of a script, seen from within the script: each message is a line of JSON, and is
+    answered by a line.
+    """
 
     def __init__(self, address: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
@@ -236,7 +269,14 @@ class _Client:
         self._lines = self._socket.makefile("r", encoding="utf-8")
 
     def report(self, *metric: Any, **values: Any) -> None:
-        self._send({"report": {name: as_number(name, value) for name, value in as_reported(metric, values).items()}})
+        self._send(
+            {
+                "report": {
+                    name: as_number(name, value)
+                    for name, value in as_reported(metric, values).items()
+                }
+            }
+        )
 
     def building(self) -> contextlib.AbstractContextManager[None]:
         return self._within("build")
@@ -265,17 +305,22 @@ class _Client:
 def report(*metric: Any, **values: Any) -> None:
     """Report an evaluation of the trial that this code runs in; outside a trial this does nothing.
 
-    ``report(0.93, epoch=2)``, ``report(accuracy=0.93, epoch=2)`` and ``report({"accuracy": 0.93, "epoch": 2})`` say the same.
+    ``report(0.93, epoch=2)``, ``report(accuracy=0.93, epoch=2)`` and ``report({"accuracy": 0.93,
+    "epoch": 2})`` say the same.
 
-    The call returns when the training is to go on. Where it is to end, it raises an exception that is no ``Exception``.
+    The call returns when the training is to go on. Where it is to end, it raises an exception that
+    is no ``Exception``.
 
     Args:
-        metric: value of the target's metric, a number or a tensor of one element; or all values in a mapping.
-        values: the target's metric by its own name, any of ``loss``, ``step``, ``epoch`` and ``samples``, counted since the training
-            began, and further metrics by name, which are tracked, and decide nothing that ``target.constraints`` does not ask of them.
+        metric: value of the target's metric, a number or a tensor of one element; or all values in
+            a mapping.
+        values: the target's metric by its own name, any of ``loss``, ``step``, ``epoch`` and
+            ``samples``, counted since the training began, and further metrics by name, which are
+            tracked, and decide nothing that ``target.constraints`` does not ask of them.
 
     Raises:
-        ConfigError: another thread than the one that trains called this, or more than the metric was given by position.
+        ConfigError: another thread than the one that trains called this, or more than the metric
+            was given by position.
     """
     reported = as_reported(metric, values)
     session = current()
@@ -283,8 +328,9 @@ def report(*metric: Any, **values: Any) -> None:
         return
     if threading.get_ident() != session.thread:
         error = ConfigError(
-            f"autotune.report: was called in the thread {threading.current_thread().name!r}, accepted is the thread that trains, "
-            f"since a training stands still while its report is decided upon"
+            f"autotune.report: was called in the thread {threading.current_thread().name!r},"
+            " accepted is the thread that trains, since a training stands still while its report"
+            " is decided upon"
         )
         session.refused.append(error)
         raise error
@@ -296,13 +342,23 @@ REPORTED = frozenset({"metric", "loss", "step", "epoch", "samples"})
 
 
 def further_metrics(metrics: Mapping[str, Any], monitor: str) -> dict[str, Any]:
-    """What a trainer measured beside the metric that it is monitored by, as ``report`` takes it by name."""
-    return {name: value for name, value in metrics.items() if name != monitor and name not in REPORTED - {"loss"}}
+    """What a trainer measured beside the metric that it is monitored by, as ``report`` takes it
+    by name.
+    """
+    return {
+        name: value
+        for name, value in metrics.items()
+        if name != monitor and name not in REPORTED - {"loss"}
+    }
 
 
 def meant_by(names: Iterable[str], metric: str) -> str:
-    """A remark on the one of the reported names that the target's metric was probably meant by; empty if none is close."""
-    close = difflib.get_close_matches(metric, names, n=1, cutoff=0.5)  # of acc and accuracy, which are 0.54 alike
+    """A remark on the one of the reported names that the target's metric was probably meant by.
+
+    Empty if none is close.
+    """
+    # of acc and accuracy, which are 0.54 alike
+    close = difflib.get_close_matches(metric, names, n=1, cutoff=0.5)
     return f" (did you mean it by {close[0]}?)" if close else ""
 
 
@@ -319,7 +375,9 @@ def as_number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(f"reported {name} as {type(value).__name__}, accepted is a number ({reason})") from error
+        raise ConfigError(
+            f"reported {name} as {type(value).__name__}, accepted is a number ({reason})"
+        ) from error
 
 
 def as_reported(metric: Sequence[Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -331,8 +389,8 @@ def as_reported(metric: Sequence[Any], values: Mapping[str, Any]) -> dict[str, A
     if len(metric) > 1:
         found = ", ".join(str(value)[:40] for value in metric)
         raise ConfigError(
-            f"autotune.report: found {len(metric)} arguments by position ({found}), accepted is the metric alone; the others go by name, "
-            f"such as step=100"
+            f"autotune.report: found {len(metric)} arguments by position ({found}), accepted is the"
+            " metric alone; the others go by name, such as step=100"
         )
     if metric and isinstance(metric[0], Mapping):
         return {**{str(name): value for name, value in metric[0].items()}, **values}
@@ -340,15 +398,22 @@ def as_reported(metric: Sequence[Any], values: Mapping[str, Any]) -> dict[str, A
 
 
 def building() -> contextlib.AbstractContextManager[None]:
-    """Context for work that a process pays once, such as loading data or compiling: its time is not training."""
+    """Context for work that a process pays once, such as loading data or compiling: its time is
+    not training.
+    """
     return contextlib.nullcontext() if (session := current()) is None else session.clock.building()
 
 
 def evaluating() -> contextlib.AbstractContextManager[None]:
     """Context for scoring the validation data: its time is not training."""
-    return contextlib.nullcontext() if (session := current()) is None else session.clock.evaluating()
+    return (
+        contextlib.nullcontext() if (session := current()) is None else session.clock.evaluating()
+    )
 
 
 def checkpoint() -> Checkpoint:
-    """The checkpoint of the trial that this code runs in; outside a trial one that keeps nothing."""
+    """The checkpoint of the trial that this code runs in.
+
+    Outside a trial one that keeps nothing.
+    """
     return Checkpoint() if (session := current()) is None else session.checkpoint

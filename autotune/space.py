@@ -1,8 +1,9 @@
 """The search space: a tree of the parameters that may vary, by config key.
 
-A choice holds the subspace that each of its values opens, so a parameter that only one optimizer has stands beneath that optimizer,
-and a condition on a missing parameter cannot be written. Numbers are Optuna's distributions. This module does not know how a point is
-proposed or run: a sampler is anything with Optuna's ``suggest_*`` methods, and a point is passed on as Hydra overrides.
+A choice holds the subspace that each of its values opens, so a parameter that only one optimizer
+has stands beneath that optimizer, and a condition on a missing parameter cannot be written. Numbers
+are Optuna's distributions. This module does not know how a point is proposed or run: a sampler is
+anything with Optuna's ``suggest_*`` methods, and a point is passed on as Hydra overrides.
 """
 
 import math
@@ -30,14 +31,24 @@ class Float(FloatDistribution):
         return float(trial.suggest_float(name, self.low, self.high, step=self.step, log=self.log))
 
     def as_param(self, value: Any) -> tuple[str, Any] | None:
-        """``value`` as the sampler's parameter: a prefix of its name, and the number; None if the value is not in the range."""
-        if isinstance(value, bool) or not isinstance(value, int | float) or not self.low <= value <= self.high:
+        """``value`` as the sampler's parameter: a prefix of its name, and the number.
+
+        None if the value is not in the range.
+        """
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not self.low <= value <= self.high
+        ):
             return None
         steps = 0.0 if self.step is None else (value - self.low) / self.step
         return ("", float(value)) if abs(steps - round(steps)) <= 1e-8 else None
 
     def ends(self) -> tuple[Any, Any]:
-        """Lowest and highest value; with a step, the highest value on the grid that starts at ``low``."""
+        """Lowest and highest value.
+
+        With a step, the highest value on the grid that starts at ``low``.
+        """
         return self.low, self.high
 
 
@@ -49,24 +60,34 @@ class Int(IntDistribution):
         return int(trial.suggest_int(name, self.low, self.high, step=self.step, log=self.log))
 
     def as_param(self, value: Any) -> tuple[str, Any] | None:
-        """``value`` as the sampler's parameter: a prefix of its name, and the number; None if the value is not in the range.
+        """``value`` as the sampler's parameter: a prefix of its name, and the number.
 
-        A float that is a whole number counts as an int: a config key of type float holds 20 as 20.0.
+        None if the value is not in the range.
+
+        A float that is a whole number counts as an int: a config key of type float holds 20 as
+        20.0.
         """
-        if isinstance(value, bool) or not isinstance(value, int | float) or not self.low <= value <= self.high:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not self.low <= value <= self.high
+        ):
             return None
         return ("", int(value)) if (value - self.low) % self.step == 0 else None
 
     def ends(self) -> tuple[Any, Any]:
-        """Lowest and highest value; with a step, the highest value on the grid that starts at ``low``."""
+        """Lowest and highest value.
+
+        With a step, the highest value on the grid that starts at ``low``.
+        """
         return self.low, self.high
 
 
 class PowerOfTwo(IntDistribution):
     """A parameter that is a power of two in [low, high], both included and both powers of two.
 
-    The sampler sees the exponent under the name ``log2(<key>)``, so neighbouring values differ by a factor of two: for low 32 and high
-    4096, for example, it suggests a whole number from 5 to 12.
+    The sampler sees the exponent under the name ``log2(<key>)``, so neighbouring values differ by a
+    factor of two: for low 32 and high 4096, for example, it suggests a whole number from 5 to 12.
 
     Raises:
         ValueError: a bound is not a power of two, or low is above high.
@@ -80,11 +101,24 @@ class PowerOfTwo(IntDistribution):
 
     def suggest(self, trial: Any, name: str) -> int:
         """Ask the trial's sampler for a value of the parameter."""
-        return int(2 ** trial.suggest_int(_log2_name(name), self.low.bit_length() - 1, self.high.bit_length() - 1))
+        return int(
+            2
+            ** trial.suggest_int(
+                _log2_name(name), self.low.bit_length() - 1, self.high.bit_length() - 1
+            )
+        )
 
     def as_param(self, value: Any) -> tuple[str, Any] | None:
-        """``value`` as the sampler's parameter: a prefix of its name, and the exponent; None if the value is not in the range."""
-        if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high or value & (value - 1):
+        """``value`` as the sampler's parameter: a prefix of its name, and the exponent.
+
+        None if the value is not in the range.
+        """
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int)
+            or not self.low <= value <= self.high
+            or value & (value - 1)
+        ):
             return None
         return "log2", value.bit_length() - 1
 
@@ -93,14 +127,21 @@ class PowerOfTwo(IntDistribution):
         return self.low, self.high
 
 
-_RANGES: dict[str, type[Float] | type[Int] | type[PowerOfTwo]] = {"float": Float, "int": Int, "power_of_two": PowerOfTwo}
+_RANGES: dict[str, type[Float] | type[Int] | type[PowerOfTwo]] = {
+    "float": Float,
+    "int": Int,
+    "power_of_two": PowerOfTwo,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A parameter that takes one of several values, its options; each option has the subspace that opens beneath it.
+    """A parameter that takes one of several values, its options.
 
-    A value is a scalar or a list; if the key is a config group, the value is the name of one of the group's files.
+    Each option has the subspace that opens beneath it.
+
+    A value is a scalar or a list; if the key is a config group, the value is the name of one of the
+    group's files.
 
     Raises:
         ValueError: there is no option, or a value is repeated.
@@ -124,9 +165,11 @@ class Choice:
         return self.options[self._indices_of_labels[label]][0]
 
     def index_of(self, value: Any) -> int | None:
-        """Index of the option with a value, by its text, which tells ``1``, ``1.0`` and ``True`` apart; None if no option has it.
+        """Index of the option with a value, by its text, which tells ``1``, ``1.0`` and ``True``
+        apart; None if no option has it.
 
-        If there is no ``20.0``, ``20`` is looked up: a config key of type float holds a whole number as a float.
+        If there is no ``20.0``, ``20`` is looked up: a config key of type float holds a whole
+        number as a float.
         """
         index = self._indices.get(override_text(value))
         if index is None and isinstance(value, float) and value.is_integer():
@@ -140,12 +183,18 @@ class Choice:
         return self.options[index][1]
 
     def as_param(self, value: Any) -> tuple[str, Any] | None:
-        """``value`` as the sampler's parameter: a prefix of its name, and the label; None if the value is no option."""
+        """``value`` as the sampler's parameter: a prefix of its name, and the label.
+
+        None if the value is no option.
+        """
         index = self.index_of(value)
         return ("", self._labels[index]) if index is not None else None
 
     def branch(self, name: str, value: Any) -> str:
-        """Beginning of the qualified names of the parameters beneath one of the values; ``name`` is the choice's own."""
+        """Beginning of the qualified names of the parameters beneath one of the values.
+
+        ``name`` is the choice's own.
+        """
         index = self.index_of(value)
         assert index is not None, f"{value!r} is no choice"
         return f"{name}={self._branches[index]}/"
@@ -157,14 +206,20 @@ class Choice:
 
     @cached_property
     def _labels(self) -> list[Scalar]:
-        """Labels by which samplers know the options: the values, or the texts of all where Python calls two of them equal."""
+        """Labels by which samplers know the options: the values, or the texts of all where
+        Python calls two of them equal.
+        """
         labels = [_label(value) for value, _ in self.options]
         return labels if len(set(labels)) == len(labels) else list(self._indices)
 
     @cached_property
     def _branches(self) -> list[str]:
-        """The options in qualified names: their texts, without quotes unless two would be the same, as ``1`` and ``'1'``."""
-        texts = [value if isinstance(value, str) else override_text(value) for value, _ in self.options]
+        """The options in qualified names: their texts, without quotes unless two would be the
+        same, as ``1`` and ``'1'``.
+        """
+        texts = [
+            value if isinstance(value, str) else override_text(value) for value, _ in self.options
+        ]
         return texts if len(set(texts)) == len(texts) else list(self._indices)
 
     @cached_property
@@ -179,12 +234,18 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class Suggestion:
-    """One point of a search space: values by config key. Two points are equal if their values are, with their types."""
+    """One point of a search space: values by config key.
+
+    Two points are equal if their values are, with their types.
+    """
 
     values: Mapping[str, Any]
 
     def as_overrides(self) -> list[str]:
-        """The point as Hydra overrides, as a user would type them; a text with ``${`` then wants a backslash before it."""
+        """The point as Hydra overrides, as a user would type them.
+
+        A text with ``${`` then wants a backslash before it.
+        """
         return [f"{key}={override_text(value)}" for key, value in self.values.items()]
 
     @property
@@ -201,7 +262,8 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Tree of the parameters that may vary: the top level by config key, and the file of each parameter (for messages).
+    """Tree of the parameters that may vary: the top level by config key, and the file of each
+    parameter (for messages).
 
     Raises:
         SearchSpaceError: two parameters that can be open at once have the same config key.
@@ -215,11 +277,15 @@ class SearchSpace:
     def __post_init__(self) -> None:
         places: dict[str, str] = {}
         for above, parameter in self.parameters.items():
-            for key, place in ((above, above), *((key, f"beneath {above}") for key in sorted(_keys_beneath(parameter)))):
+            for key, place in (
+                (above, above),
+                *((key, f"beneath {above}") for key in sorted(_keys_beneath(parameter))),
+            ):
                 if key in places:
                     raise SearchSpaceError(
-                        f"{self.sources.get(above, 'search_space')}: {key}: stands twice ({places[key]}, {place}); "
-                        f"accepted is a key once among what can be open together"
+                        f"{self.sources.get(above, 'search_space')}: {key}: stands twice"
+                        f" ({places[key]}, {place}); accepted is a key once among what can be open"
+                        " together"
                     )
                 places[key] = place
 
@@ -228,25 +294,34 @@ class SearchSpace:
         """Read a space from plain data, as a YAML file holds it.
 
         Args:
-            mapping: domains by config key; a domain is ``{type: float, low: ..., high: ...}``, a list of values, or a choice tree. What
-                stands beneath ``_gpu_`` at the top level is searched only where trainings run on a GPU.
+            mapping: domains by config key; a domain is ``{type: float, low: ..., high: ...}``, a
+                list of values, or a choice tree. What stands beneath ``_gpu_`` at the top level is
+                searched only where trainings run on a GPU.
             source: name of the file, for messages.
             where: name of the branch that ``mapping`` stands beneath, for messages.
 
         Raises:
-            SearchSpaceError: a key or domain is wrong; names the file, the key, what was found and what is accepted.
+            SearchSpaceError: a key or domain is wrong; names the file, the key, what was found and
+                what is accepted.
         """
         if not isinstance(mapping, Mapping):
-            raise SearchSpaceError(f"{source}: {where or 'the file'}: found {short(mapping)}, not a mapping from config key to domain")
+            raise SearchSpaceError(
+                f"{source}: {where or 'the file'}: found {short(mapping)}, not a mapping from"
+                " config key to domain"
+            )
         parameters: dict[str, Parameter] = {}
         if not where and "_gpu_" in mapping:
             of_gpus = cls.from_mapping(mapping["_gpu_"], source, "_gpu_")
-            others = cls.from_mapping({key: domain for key, domain in mapping.items() if key != "_gpu_"}, source)
+            others = cls.from_mapping(
+                {key: domain for key, domain in mapping.items() if key != "_gpu_"}, source
+            )
             return others.merged_with(replace(of_gpus, gpu_only=frozenset(of_gpus.parameters)))
         for key, domain in mapping.items():
             name = f"{where}/{key}" if where else str(key)
             if not isinstance(key, str) or not re.fullmatch(r"[A-Za-z_][\w@/]*(\.\w+)*", key):
-                raise SearchSpaceError(f"{source}: {name}: is not a config key, such as optimizer.lr")
+                raise SearchSpaceError(
+                    f"{source}: {name}: is not a config key, such as optimizer.lr"
+                )
             try:
                 parameters[key] = _parameter(domain, source, name)
             except (TypeError, ValueError) as error:
@@ -266,8 +341,9 @@ class SearchSpace:
         for key in other.parameters:
             if key in self.parameters:
                 raise SearchSpaceError(
-                    f"{other.sources.get(key, 'search_space')}: {key}: is also in {self.sources.get(key, 'search_space')}; "
-                    f"accepted is each key once in an experiment's search_space"
+                    f"{other.sources.get(key, 'search_space')}: {key}: is also in"
+                    f" {self.sources.get(key, 'search_space')}; accepted is each key once in an"
+                    " experiment's search_space"
                 )
         return replace(
             self,
@@ -277,19 +353,34 @@ class SearchSpace:
         )
 
     def for_cpus(self) -> Self:
-        """Copy of the space without the keys that are searched only where trainings run on a GPU."""
-        kept = {key: parameter for key, parameter in self.parameters.items() if key not in self.gpu_only}
+        """Copy of the space without the keys that are searched only where trainings run on a
+        GPU.
+        """
+        kept = {
+            key: parameter for key, parameter in self.parameters.items() if key not in self.gpu_only
+        }
         return replace(self, parameters=kept, gpu_only=frozenset())
 
     def suggest(self, trial: Any) -> Suggestion:
-        """Ask the trial's sampler for one point; only parameters of branches that its choices open are suggested."""
-        return Suggestion({key: value for _, key, _, value in self._opened(lambda name, _, parameter: parameter.suggest(trial, name))})
+        """Ask the trial's sampler for one point.
+
+        Only parameters of branches that its choices open are suggested.
+        """
+        return Suggestion(
+            {
+                key: value
+                for _, key, _, value in self._opened(
+                    lambda name, _, parameter: parameter.suggest(trial, name)
+                )
+            }
+        )
 
     def point_of(self, lookup: Callable[[str], Any]) -> Suggestion | None:
         """The point at which a configuration lies; None if the space does not contain it.
 
         Args:
-            lookup: gives the configuration's value of a config key; for a config group, the name of its chosen file.
+            lookup: gives the configuration's value of a config key; for a config group, the name of
+                its chosen file.
         """
         values: dict[str, Any] = {}
         for _, key, parameter, value in self._opened(lambda _, key, __: lookup(key)):
@@ -299,9 +390,13 @@ class SearchSpace:
         return Suggestion(values)
 
     def params_of(self, suggestion: Suggestion) -> dict[str, Any]:
-        """A point as the sampler's parameters, for enqueueing: the sampler's values by qualified name."""
+        """A point as the sampler's parameters, for enqueueing: the sampler's values by qualified
+        name.
+        """
         params: dict[str, Any] = {}
-        for name, key, parameter, point_value in self._opened(lambda _, key, __: suggestion.values[key]):
+        for name, key, parameter, point_value in self._opened(
+            lambda _, key, __: suggestion.values[key]
+        ):
             param = parameter.as_param(point_value)
             if param is None:
                 raise SearchSpaceError(f"{key}: {point_value!r} is not in the search space")
@@ -309,17 +404,28 @@ class SearchSpace:
             params[_log2_name(name) if prefix == "log2" else name] = value
         return params
 
-    def _opened(self, value_of: Callable[[str, str, Parameter], Any], branch: str = "") -> Iterator[tuple[str, str, Parameter, Any]]:
-        """Yield qualified name, config key, parameter and value of all parameters that the values of ``value_of`` open.
+    def _opened(
+        self, value_of: Callable[[str, str, Parameter], Any], branch: str = ""
+    ) -> Iterator[tuple[str, str, Parameter, Any]]:
+        """Yield qualified name, config key, parameter and value of all parameters that the values
+        of ``value_of`` open.
 
         Args:
-            value_of: gives the value of a parameter, by its qualified name, its config key and the parameter itself.
+            value_of: gives the value of a parameter, by its qualified name, its config key and the
+                parameter itself.
         """
         for key, parameter in self.parameters.items():
             value = value_of(branch + key, key, parameter)
             yield branch + key, key, parameter, value
-            if isinstance(parameter, Choice) and parameter.opens_any and (index := parameter.index_of(value)) is not None:
-                yield from parameter.options[index][1]._opened(value_of, parameter.branch(branch + key, value))  # noqa: SLF001  # same class
+            if (
+                isinstance(parameter, Choice)
+                and parameter.opens_any
+                and (index := parameter.index_of(value)) is not None
+            ):
+                # same class
+                yield from parameter.options[index][1]._opened(  # noqa: SLF001
+                    value_of, parameter.branch(branch + key, value)
+                )
 
     @property
     def keys(self) -> list[str]:
@@ -329,7 +435,11 @@ class SearchSpace:
     @property
     def choices(self) -> list[str]:
         """Config keys of the choices of every branch, outer ones first."""
-        return list(dict.fromkeys(key for _, key, parameter in self.items() if isinstance(parameter, Choice)))
+        return list(
+            dict.fromkeys(
+                key for _, key, parameter in self.items() if isinstance(parameter, Choice)
+            )
+        )
 
     def items(self, branch: str = "") -> Iterator[tuple[str, str, Parameter]]:
         """Yield every parameter of every branch: qualified name, config key, parameter."""
@@ -340,34 +450,47 @@ class SearchSpace:
                     yield from beneath.items(parameter.branch(branch + key, value))
 
     def probes(self) -> Iterator[tuple[str, Any, Suggestion]]:
-        """Yield points that together open every branch: for each option of each choice, its name, its value and a point that takes it.
+        """Yield points that together open every branch: for each option of each choice, its name,
+        its value and a point that takes it.
 
-        Numbers in these points have their lowest values. Two more points, with an empty name, take the first options with the lowest and
-        with the highest numbers.
+        Numbers in these points have their lowest values. Two more points, with an empty name, take
+        the first options with the lowest and with the highest numbers.
         """
         for name, value, path in self._paths(()):
             yield name, value, self._probe(dict(path), high=False)
         for high in (False, True):
             yield "", None, self._probe({}, high=high)
 
-    def _paths(self, above: tuple[tuple[str, Any], ...], branch: str = "") -> Iterator[tuple[str, Any, tuple[tuple[str, Any], ...]]]:
+    def _paths(
+        self, above: tuple[tuple[str, Any], ...], branch: str = ""
+    ) -> Iterator[tuple[str, Any, tuple[tuple[str, Any], ...]]]:
         for key, parameter in self.parameters.items():
             if isinstance(parameter, Choice):
                 for value, beneath in parameter.options:
                     path = (*above, (key, value))
                     yield branch + key, value, path
-                    yield from beneath._paths(path, parameter.branch(branch + key, value))  # noqa: SLF001  # same class
+                    deeper = parameter.branch(branch + key, value)
+                    yield from beneath._paths(path, deeper)  # noqa: SLF001  # same class
 
     def _probe(self, chosen: Mapping[str, Any], *, high: bool) -> Suggestion:
-        """Point with some options chosen; it has the first option of any other choice, and the lowest or highest numbers."""
+        """Point with some options chosen.
+
+        It has the first option of any other choice, and the lowest or highest numbers.
+        """
 
         def value_of(_: str, key: str, parameter: Parameter) -> Any:
-            return chosen.get(key, parameter.options[0][0]) if isinstance(parameter, Choice) else parameter.ends()[high]
+            return (
+                chosen.get(key, parameter.options[0][0])
+                if isinstance(parameter, Choice)
+                else parameter.ends()[high]
+            )
 
         return Suggestion({key: value for _, key, _, value in self._opened(value_of)})
 
     def without(self, name: str, value: Any, branch: str = "") -> Self:
-        """Copy of the space without one option of one choice; name and value are those that ``probes`` yields.
+        """Copy of the space without one option of one choice.
+
+        Name and value are those that ``probes`` yields.
 
         Raises:
             SearchSpaceError: the option was the last one of its choice.
@@ -381,7 +504,10 @@ class SearchSpace:
                     if not (branch + key == name and override_text(option) == override_text(value))
                 )
                 if not kept:
-                    raise SearchSpaceError(f"{self.sources.get(key, 'search_space')}: {name}: none of its choices can run on this machine")
+                    raise SearchSpaceError(
+                        f"{self.sources.get(key, 'search_space')}: {name}: none of its choices can"
+                        " run on this machine"
+                    )
                 parameters[key] = Choice(options=kept)
             else:
                 parameters[key] = parameter
@@ -398,16 +524,23 @@ def _keys_beneath(parameter: Parameter) -> set[str]:
 def _as_domain(parameter: Parameter) -> Any:
     if isinstance(parameter, Choice):
         if parameter.opens_any:
-            return {"type": "choice", "choices": {value: beneath.as_mapping() for value, beneath in parameter.options}}
+            return {
+                "type": "choice",
+                "choices": {value: beneath.as_mapping() for value, beneath in parameter.options},
+            }
         return [value for value, _ in parameter.options]
     made = type(parameter)
     settings = {name: getattr(parameter, name) for name in signature(made).parameters}
     kind = next(name for name, known in _RANGES.items() if known is made)
-    return {"type": kind} | {name: value for name, value in settings.items() if value is not None and value is not False}
+    return {"type": kind} | {
+        name: value for name, value in settings.items() if value is not None and value is not False
+    }
 
 
 def _log2_name(name: str) -> str:
-    """Name under which a sampler sees the exponent of a power of two, by the parameter's qualified name."""
+    """Name under which a sampler sees the exponent of a power of two, by the parameter's
+    qualified name.
+    """
     branch, slash, key = name.rpartition("/")
     return f"{branch}{slash}log2({key})"
 
@@ -431,15 +564,29 @@ def override_text(value: Any) -> str:  # noqa: PLR0911  # one line for each type
     if isinstance(value, str):
         return _string_text(value)
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{_string_text(str(key))}:{override_text(item)}" for key, item in value.items()) + "}"
+        return (
+            "{"
+            + ",".join(
+                f"{_string_text(str(key))}:{override_text(item)}" for key, item in value.items()
+            )
+            + "}"
+        )
     if isinstance(value, Sequence):
         return "[" + ",".join(override_text(item) for item in value) + "]"
-    raise TypeError(f"{value!r} cannot be written as an override; accepted are scalars, lists and mappings")
+    raise TypeError(
+        f"{value!r} cannot be written as an override; accepted are scalars, lists and mappings"
+    )
 
 
 @lru_cache(maxsize=4096)
 def _string_text(value: str) -> str:
-    plain = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_\-./]*", value) and value.lower() not in ("null", "true", "false", "nan", "inf")
+    plain = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_\-./]*", value) and value.lower() not in (
+        "null",
+        "true",
+        "false",
+        "nan",
+        "inf",
+    )
     if plain:
         return value
     escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", value).replace("'", "\\'")
@@ -447,8 +594,14 @@ def _string_text(value: str) -> str:
 
 
 def _label(value: Any) -> Scalar:
-    """Label by which the sampler knows an option's value: a finite scalar, since samplers and storages take nothing else."""
-    is_label = value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
+    """Label by which the sampler knows an option's value: a finite scalar, since samplers and
+    storages take nothing else.
+    """
+    is_label = (
+        value is None
+        or isinstance(value, bool | int | str)
+        or (isinstance(value, float) and math.isfinite(value))
+    )
     return value if is_label else override_text(value)
 
 
@@ -456,7 +609,10 @@ def _parameter(domain: Any, source: str, name: str) -> Parameter:
     if isinstance(domain, Sequence) and not isinstance(domain, str):
         return Choice(options=tuple((value, SearchSpace()) for value in domain))
     if not isinstance(domain, Mapping):
-        raise ValueError(f"found {short(domain)}, not a list of values or a mapping with type: float, int, power_of_two or choice")
+        raise ValueError(
+            f"found {short(domain)}, not a list of values or a mapping with type: float, int,"
+            " power_of_two or choice"
+        )
     if domain.get("type") == "choice":
         return _choice(domain, source, name)
     kind = domain.get("type")
@@ -473,11 +629,16 @@ def _parameter(domain: Any, source: str, name: str) -> Parameter:
 
 
 def _number(kind: str, key: str, value: Any) -> Any:
-    """Value of a domain's field in the type that its parameter takes; ``1e-2``, which YAML reads as text, counts as a number."""
+    """Value of a domain's field in the type that its parameter takes.
+
+    ``1e-2``, which YAML reads as text, counts as a number.
+    """
     if isinstance(value, bool) or key == "log":
         if key == "log" and isinstance(value, bool):
             return value
-        raise ValueError(f"{key}: found {short(value)}, not {'true or false' if key == 'log' else 'a number'}")
+        raise ValueError(
+            f"{key}: found {short(value)}, not {'true or false' if key == 'log' else 'a number'}"
+        )
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -486,7 +647,8 @@ def _number(kind: str, key: str, value: Any) -> Any:
         raise ValueError(f"{key}: found {short(value)}, not a finite number")
     if kind == "float":
         return number
-    if not number.is_integer() or abs(number) > 2**53:  # samplers and storages hold whole numbers as floats
+    # samplers and storages hold whole numbers as floats
+    if not number.is_integer() or abs(number) > 2**53:
         raise ValueError(f"{key}: found {short(value)}, not a whole number from -2**53 to 2**53")
     return int(number)
 
@@ -503,10 +665,18 @@ def _choice(domain: Mapping[Any, Any], source: str, name: str) -> Choice:
     if isinstance(choices, Mapping):
         return Choice(
             options=tuple(
-                (value, SearchSpace.from_mapping({} if beneath is None else beneath, source, f"{name}={_label(value)}"))
+                (
+                    value,
+                    SearchSpace.from_mapping(
+                        {} if beneath is None else beneath, source, f"{name}={_label(value)}"
+                    ),
+                )
                 for value, beneath in choices.items()
             )
         )
     if isinstance(choices, Sequence) and not isinstance(choices, str):
         return Choice(options=tuple((value, SearchSpace()) for value in choices))
-    raise ValueError(f"choices: found {short(choices)}, not a list of values or a mapping from value to what opens beneath it")
+    raise ValueError(
+        f"choices: found {short(choices)}, not a list of values or a mapping from value to what"
+        " opens beneath it"
+    )

@@ -7,12 +7,15 @@ from typing import Any
 PARTS = ("data", "augmentation", "forward", "backward", "graph", "optimizer")
 """Parts of a training step, in their order; ``graph`` is forward and backward in one CUDA graph."""
 BETWEEN, WAITING, IDLE = "between", "waiting", "idle"
-"""The host outside all parts, the host waiting for the GPU after the last step, and the GPU without work."""
+"""The host outside all parts, the host waiting for the GPU after the last step, and the GPU
+without work."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorTime:
-    """Mean time of an operator in a step: on the CPU its own, on a GPU that of the kernels it starts."""
+    """Mean time of an operator in a step: on the CPU its own, on a GPU that of the kernels it
+    starts.
+    """
 
     name: str
     calls: float
@@ -26,7 +29,12 @@ class OperatorTime:
     @property
     def is_product(self) -> bool:
         """Whether the operator is a convolution or multiplies matrices."""
-        return self.is_convolution or self.name.removeprefix("aten::") in {"mm", "addmm", "bmm", "baddbmm"}
+        return self.is_convolution or self.name.removeprefix("aten::") in {
+            "mm",
+            "addmm",
+            "bmm",
+            "baddbmm",
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,14 +82,17 @@ class StepProfile:
 
 
 def advise(profile: StepProfile) -> list[str]:
-    """What stands out in a profile, with the settings to try that are not made yet; largest share first.
+    """What stands out in a profile, with the settings to try that are not made yet.
+
+    Largest share first.
 
     A suggestion is worth a try, not known to help: ``autotune compare`` measures that.
     """
     host, device, settings = profile.host_seconds, profile.device_seconds, profile.settings
     on_gpu = bool(device)
     found: list[tuple[float, str, list[str]]] = [
-        (0.0, f"the host waits for the GPU at {line}; what it reads can stay on the device", []) for line in profile.waits
+        (0.0, f"the host waits for the GPU at {line}; what it reads can stay on the device", [])
+        for line in profile.waits
     ]
     larger = f"batch_size={2 * profile.batch_size}"
     compiles = ["runtime.compile=default"] if settings["runtime.compile"] is None else []
@@ -107,17 +118,27 @@ def advise(profile: StepProfile) -> list[str]:
     computing = sum(operator.seconds for operator in profile.operators)
     python = profile.share(profile.step_seconds - host.get("data", 0.0) - computing)
     if not on_gpu and python >= 0.4:
-        found.append((python, f"{python:.0%} of a step is Python around its operators", [larger, *compiles]))
+        found.append(
+            (python, f"{python:.0%} of a step is Python around its operators", [larger, *compiles])
+        )
     products = profile.share(sum(each.seconds for each in profile.operators if each.is_product))
-    is_float32 = settings["precision.autocast_dtype"] is None and settings["precision.weights_dtype"] == "float32"
+    is_float32 = (
+        settings["precision.autocast_dtype"] is None
+        and settings["precision.weights_dtype"] == "float32"
+    )
     capability = profile.compute_capability or (0, 0)
     if products >= 0.3 and is_float32 and not settings["precision.float8"] and capability >= (7, 0):
         is_tf32 = settings["precision.float32_precision"] == "tf32"
         formats = ["bf16"] if is_tf32 else ["tf32", "bf16"]
-        finding = f"matrix products and convolutions in float32 take {products:.0%} of a step, and this GPU has tensor cores"
+        finding = (
+            f"matrix products and convolutions in float32 take {products:.0%} of a step, and this"
+            " GPU has tensor cores"
+        )
         tries = [f"precision={name}" for name in (formats if capability >= (8, 0) else ["fp16"])]
         found.append((products, finding, tries))
-    convolutions = profile.share(sum(each.seconds for each in profile.operators if each.is_convolution))
+    convolutions = profile.share(
+        sum(each.seconds for each in profile.operators if each.is_convolution)
+    )
     wanted = ["runtime.channels_last", *(["runtime.cudnn_benchmark"] if on_gpu else [])]
     tries = [f"{key}=true" for key in wanted if not settings[key]]
     if convolutions >= 0.2 and tries:
@@ -126,13 +147,26 @@ def advise(profile: StepProfile) -> list[str]:
     if (share := profile.share(bounds.get("optimizer", 0.0))) >= 0.15:
         chosen = settings["runtime.optimizer_kernels"]
         faster = {"for_loop": ("fused", "foreach"), "fused": ()}.get(chosen, ("fused",))
-        kernels = [f"runtime.optimizer_kernels={name}" for name in faster if name in profile.optimizer_kernels]
+        kernels = [
+            f"runtime.optimizer_kernels={name}"
+            for name in faster
+            if name in profile.optimizer_kernels
+        ]
         found.append((share, f"the optimizer takes {share:.0%} of a step", kernels[:1] or [larger]))
-    if profile.memory_limit_bytes and (share := profile.peak_memory_bytes / profile.memory_limit_bytes) >= 0.85:
+    if (
+        profile.memory_limit_bytes
+        and (share := profile.peak_memory_bytes / profile.memory_limit_bytes) >= 0.85
+    ):
         size = settings["runtime.micro_batch_size"] or profile.batch_size
-        tries = [] if settings["runtime.activation_checkpointing"] else ["runtime.activation_checkpointing=true"]
+        tries = (
+            []
+            if settings["runtime.activation_checkpointing"]
+            else ["runtime.activation_checkpointing=true"]
+        )
         tries += [f"runtime.micro_batch_size={size // 2}"] if size > 1 else []
         limit = f"{profile.memory_limit_bytes / 2**30:.0f} GiB"
         found.append((share, f"the peak memory is {share:.0%} of the GPU's {limit}", tries))
     found.sort(key=lambda entry: entry[0], reverse=True)
-    return [f"{finding}: try {' or '.join(tries)}" if tries else finding for _, finding, tries in found]
+    return [
+        f"{finding}: try {' or '.join(tries)}" if tries else finding for _, finding, tries in found
+    ]

@@ -1,7 +1,7 @@
 """Train one configuration, without Ray and without MLflow: ``autotune train experiment=NAME``.
 
-Prints every evaluation, and at the end the outcome, the times of the phases and the time to target. Exit code 0: the target was reached;
-3: it was not reached; 2: bad input.
+Prints every evaluation, and at the end the outcome, the times of the phases and the time to target.
+Exit code 0: the target was reached; 3: it was not reached; 2: bad input.
 """
 
 import logging
@@ -14,7 +14,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from autotune.config.command_line import EXIT_NOT_REACHED, composer_of, parse_command_line, print_config, run_main
+from autotune.config.command_line import (
+    EXIT_NOT_REACHED,
+    composer_of,
+    parse_command_line,
+    print_config,
+    run_main,
+)
 from autotune.config.experiments import names_experiment, require_experiment
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
@@ -28,7 +34,9 @@ from autotune.training.state_files import STATE_FILE, WEIGHTS_FILE
 
 def train_command(arguments: Sequence[str]) -> int:
     """Run ``autotune train`` with command-line arguments and return its exit code."""
-    line = parse_command_line("autotune train", "Train one configuration to its target.", _EPILOG, arguments)
+    line = parse_command_line(
+        "autotune train", "Train one configuration to its target.", _EPILOG, arguments
+    )
     require_experiment(names_experiment(line.overrides), line.config_dirs)
     composer = composer_of(line, line.overrides)
     composer.refuse_sweeps()
@@ -38,15 +46,22 @@ def train_command(arguments: Sequence[str]) -> int:
     config = composed.trial
 
     from autotune.config.build import build  # noqa: PLC0415  # after --cfg
-    from autotune.training.capabilities import cpus_per_worker, describe_device  # noqa: PLC0415  # after --cfg
+
+    # after --cfg
+    from autotune.training.capabilities import cpus_per_worker, describe_device  # noqa: PLC0415
     from autotune.training.device import local_capabilities  # noqa: PLC0415  # imports torch
     from autotune.training.parallel.rendezvous import spawned  # noqa: PLC0415  # imports torch
-    from autotune.training.run import check_training, start_training  # noqa: PLC0415  # torch takes more than a second to import
+
+    # torch takes more than a second to import
+    from autotune.training.run import check_training, start_training  # noqa: PLC0415
     from autotune.training.sources import train_missing_sources  # noqa: PLC0415  # after --cfg
 
     _print_log()
     capabilities = local_capabilities()
-    settings: dict[str, Any] = {"num_threads": cpus_per_worker(config, composed.config.cluster, capabilities), "score_test": True}
+    settings: dict[str, Any] = {
+        "num_threads": cpus_per_worker(config, composed.config.cluster, capabilities),
+        "score_test": True,
+    }
     location = composed.config.checkpoint.folder
     with ExitStack() as stack:
         send = None if location is None else _kept_at(location, config, arguments, settings, stack)
@@ -71,10 +86,14 @@ def train_command(arguments: Sequence[str]) -> int:
     )
     print(f"outcome {outcome}: {config.target}")
     if last is not None:
-        reused = f" ({last.reused_build_seconds:.3f} s of it spent earlier, to compile)" if last.reused_build_seconds else ""
+        reused = (
+            f" ({last.reused_build_seconds:.3f} s of it spent earlier, to compile)"
+            if last.reused_build_seconds
+            else ""
+        )
         print(
-            f"phases: build {last.build_seconds:.3f} s{reused}, prepare {last.prepare_seconds:.3f} s, "
-            f"train {last.train_seconds:.3f} s, evaluate {last.evaluate_seconds:.3f} s"
+            f"phases: build {last.build_seconds:.3f} s{reused}, prepare {last.prepare_seconds:.3f}"
+            f" s, train {last.train_seconds:.3f} s, evaluate {last.evaluate_seconds:.3f} s"
         )
     if location is not None:
         print(f"weights: {location.rstrip('/')}/{WEIGHTS_FILE}")
@@ -83,8 +102,9 @@ def train_command(arguments: Sequence[str]) -> int:
     if result.time_to_target_seconds is None or last is None:
         return EXIT_NOT_REACHED
     print(
-        f"time to target: warm {last.warm_seconds:.3f} s, cold {last.build_seconds + last.warm_seconds:.3f} s, "
-        f"objective {_described_score(objective, result)}"
+        f"time to target: warm {last.warm_seconds:.3f} s, cold"
+        f" {last.build_seconds + last.warm_seconds:.3f} s, objective"
+        f" {_described_score(objective, result)}"
     )
     return 0
 
@@ -96,9 +116,14 @@ def _described_score(objective: Objective, result: TrialResult) -> str:
 
 
 def _kept_at(
-    location: str, config: TrialConfig, arguments: Sequence[str], settings: dict[str, Any], stack: ExitStack
+    location: str,
+    config: TrialConfig,
+    arguments: Sequence[str],
+    settings: dict[str, Any],
+    stack: ExitStack,
 ) -> Callable[[str], None] | None:
-    """Have a training keep its state and weights at ``checkpoint.folder``, from where an earlier state is fetched.
+    """Have a training keep its state and weights at ``checkpoint.folder``, from where an earlier
+    state is fetched.
 
     Returns:
         What sends a file of the training's folder to the URL; None for a folder of this machine.
@@ -110,7 +135,9 @@ def _kept_at(
     if config.training is not None:
         raise ConfigError(f"{key}: a custom training function keeps its own state; set {key}=null")
     if config.num_workers > 1:
-        raise ConfigError(f"{key}: is not supported with parallelism.num_workers={config.num_workers}")
+        raise ConfigError(
+            f"{key}: is not supported with parallelism.num_workers={config.num_workers}"
+        )
     folder, send = user_path(location), None
     if is_remote(location):
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="autotune-")))
@@ -121,14 +148,23 @@ def _kept_at(
             if (folder / name).is_file():
                 upload(folder / name, f"{location}/{name}", key)
 
-    settings |= {"state_folder": folder, "weights_path": folder / WEIGHTS_FILE, "origin": {"command": list(arguments)}}
+    settings |= {
+        "state_folder": folder,
+        "weights_path": folder / WEIGHTS_FILE,
+        "origin": {"command": list(arguments)},
+    }
     return send
 
 
 def _follow(
-    training: Generator[Evaluation, None, float | None], metric: str, send: Callable[[str], None] | None
+    training: Generator[Evaluation, None, float | None],
+    metric: str,
+    send: Callable[[str], None] | None,
 ) -> tuple[Evaluation | None, Outcome, float | None]:
-    """Print every evaluation and send checkpoints to their URL; return last evaluation, outcome and metric on the test split."""
+    """Print every evaluation and send checkpoints to their URL.
+
+    Return last evaluation, outcome and metric on the test split.
+    """
     from autotune.training.device import is_out_of_memory  # noqa: PLC0415  # imports torch
 
     last, outcome = None, Outcome.MISSED
@@ -154,15 +190,22 @@ _EPILOG = "An exported experiment runs by name: autotune train experiment=NAME -
 
 
 def _describe(evaluation: Evaluation, metric: str) -> str:
-    speed = "" if math.isnan(evaluation.samples_per_second) else f"  {evaluation.samples_per_second:,.0f} samples/s"
+    speed = (
+        ""
+        if math.isnan(evaluation.samples_per_second)
+        else f"  {evaluation.samples_per_second:,.0f} samples/s"
+    )
     return (
-        f"step {evaluation.step:6d}  epoch {evaluation.epoch:6.2f}  train {evaluation.train_seconds:8.3f} s  "
-        f"{metric} {evaluation.metric:.4f}  loss {evaluation.loss:.4f}{speed}"
+        f"step {evaluation.step:6d}  epoch {evaluation.epoch:6.2f}  train"
+        f" {evaluation.train_seconds:8.3f} s  {metric} {evaluation.metric:.4f}  loss"
+        f" {evaluation.loss:.4f}{speed}"
     )
 
 
 def _print_log() -> None:
-    """Print what is logged of how the training is run, and by techniques, such as which layers a checkpoint gave."""
+    """Print what is logged of how the training is run, and by techniques, such as which layers a
+    checkpoint gave.
+    """
     for name in ("autotune.training.run", "autotune.training.techniques"):
         log = logging.getLogger(name)
         log.setLevel(logging.INFO)

@@ -1,7 +1,7 @@
 """YAML that may come from anyone, read to plain data, or refused in one line.
 
-YAML's aliases let a few lines stand for gigabytes. Values are counted as the file is parsed, an alias as all that it stands for, so that
-a file is refused before anything is made of it.
+YAML's aliases let a few lines stand for gigabytes. Values are counted as the file is parsed, an
+alias as all that it stands for, so that a file is refused before anything is made of it.
 """
 
 import math
@@ -23,7 +23,8 @@ def read_yaml(path: Path, shown: str | None = None) -> Any:
         shown: the file's name in messages; None for its path.
 
     Raises:
-        ConfigError: the file cannot be read, is no YAML, repeats a key, or its aliases stand for too much; names the file and the line.
+        ConfigError: the file cannot be read, is no YAML, repeats a key, or its aliases stand for
+            too much; names the file and the line.
     """
     where = shown or str(path)
     try:
@@ -43,23 +44,33 @@ def load_yaml(text: str, where: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f" line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{where}{line}: {' '.join(str(error.problem or error.context).split())}") from error
-    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError) as error:  # !!int word, !!bool maybe, ...
+        raise ConfigError(
+            f"{where}{line}: {' '.join(str(error.problem or error.context).split())}"
+        ) from error
+    # !!int word, !!bool maybe, ...
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise ConfigError(f"{where}: {' '.join(str(error).split())}") from error
 
 
 def yaml_text(content: Any, **style: Any) -> str:
-    """YAML of plain data, in which every text but plain words has quotes, so that no reader takes one for a number or a truth value.
+    """YAML of plain data, in which every text but plain words has quotes, so that no reader takes
+    one for a number or a truth value.
 
     Args:
         style: further arguments of ``yaml.dump``.
     """
-    text: str = yaml.dump(content, Dumper=_Dumper, **{"sort_keys": False, "allow_unicode": True, "width": math.inf, **style})
+    text: str = yaml.dump(
+        content,
+        Dumper=_Dumper,
+        **{"sort_keys": False, "allow_unicode": True, "width": math.inf, **style},
+    )
     return text
 
 
 class _Dumper(yaml.SafeDumper):
-    """PyYAML's safe dumper, which leaves quotes out by YAML 1.1 as PyYAML understands it: other readers take 1e-3 for a number."""
+    """PyYAML's safe dumper, which leaves quotes out by YAML 1.1 as PyYAML understands it: other
+    readers take 1e-3 for a number.
+    """
 
     def represent_text(self, text: str) -> yaml.Node:
         is_word = _WORD.fullmatch(text) is not None and text.lower() not in _NO_TEXTS
@@ -67,21 +78,25 @@ class _Dumper(yaml.SafeDumper):
 
 
 _WORD = re.compile(r"[A-Za-z_/](?:[\w./ -]*[\w./-])?", re.ASCII)
-_NO_TEXTS = frozenset({"null", "none", "true", "false", "yes", "no", "on", "off", "y", "n", "nan", "inf"})
+_NO_TEXTS = frozenset(
+    {"null", "none", "true", "false", "yes", "no", "on", "off", "y", "n", "nan", "inf"}
+)
 _Dumper.add_representer(str, _Dumper.represent_text)
 
 
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader, in which aliases stand for a limited number of values.
 
-    It differs in plain values, too, as OmegaConf's loader does: a repeated key is refused, 1e-2 is a number, and a date is a text.
+    It differs in plain values, too, as OmegaConf's loader does: a repeated key is refused, 1e-2 is
+    a number, and a date is a text.
     """
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._num_values = 0
         self._sizes: dict[int, int] = {}
-        """Values in each node that is composed, by its identity; a node that is still being composed is not in it."""
+        """Values in each node that is composed, by its identity; a node that is still being
+        composed is not in it."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
@@ -89,16 +104,25 @@ class _Loader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         self._num_values += self._sizes.get(id(node), _MAX_VALUES) if is_alias else 1
         if self._num_values > _MAX_VALUES:
-            raise yaml.MarkedYAMLError(problem="found aliases that stand for too many values", problem_mark=event.start_mark)
+            raise yaml.MarkedYAMLError(
+                problem="found aliases that stand for too many values",
+                problem_mark=event.start_mark,
+            )
         self._sizes[id(node)] = self._num_values - before
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-            key = key_node.value if isinstance(key_node, yaml.ScalarNode) and not key_node.tag.endswith(":merge") else None
+            key = (
+                key_node.value
+                if isinstance(key_node, yaml.ScalarNode) and not key_node.tag.endswith(":merge")
+                else None
+            )
             if key is not None and key in seen:
-                raise yaml.MarkedYAMLError(problem=f"{key}: stands twice", problem_mark=key_node.start_mark)
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key}: stands twice", problem_mark=key_node.start_mark
+                )
             seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -106,7 +130,11 @@ class _Loader(yaml.SafeLoader):
 _Loader.yaml_constructors = dict(_Loader.yaml_constructors)
 for _tag in ("binary", "timestamp", "set", "omap", "pairs"):  # they make other than plain data
     del _Loader.yaml_constructors[f"tag:yaml.org,2002:{_tag}"]
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+0123456789."))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
+    list("-+0123456789."),
+)
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in _Loader.yaml_implicit_resolvers.items()

@@ -1,10 +1,13 @@
-"""Does measuring slow the training down, and does the clock account for all of it? ``python -m benchmarks.clock``.
+"""Does measuring slow the training down, and does the clock account for all of it? ``python -m
+benchmarks.clock``.
 
-The same training runs as a bare PyTorch loop and under ``autotune.training.loop.train``, in turn in one process on one torch
-thread, the side that goes first alternating. Two claims are checked:
+The same training runs as a bare PyTorch loop and under ``autotune.training.loop.train``, in turn in
+one process on one torch thread, the side that goes first alternating. Two claims are checked:
 
-* autotune's reported train seconds are at most 1.02 times the bare loop's, as a median over the pairs;
-* its four phases (build, prepare, train, evaluate) sum to the wall clock around the training within 1%, in every run.
+* autotune's reported train seconds are at most 1.02 times the bare loop's, as a median over the
+  pairs;
+* its four phases (build, prepare, train, evaluate) sum to the wall clock around the training within
+  1%, in every run.
 
 Exit code 0: both hold; 1: one does not.
 """
@@ -45,7 +48,10 @@ class Pair:
 
     @property
     def unaccounted_fraction(self) -> float:
-        """Share of the wall clock that belongs to no phase; negative if the phases sum to more than the wall clock."""
+        """Share of the wall clock that belongs to no phase.
+
+        Negative if the phases sum to more than the wall clock.
+        """
         return 1 - self.phase_seconds / self.wall_seconds
 
 
@@ -69,7 +75,8 @@ def measure_pair(config: TrialConfig, *, bare_first: bool) -> Pair:
     """Run both sides once.
 
     Raises:
-        RuntimeError: the sides end with different metrics or losses, so they did not do the same training.
+        RuntimeError: the sides end with different metrics or losses, so they did not do the same
+            training.
     """
     if bare_first:
         bare_train_seconds, bare_end = _run_bare(config)
@@ -77,9 +84,16 @@ def measure_pair(config: TrialConfig, *, bare_first: bool) -> Pair:
     else:
         last, wall_seconds = _run_timed(config)
         bare_train_seconds, bare_end = _run_bare(config)
-    if not (math.isclose(last.metric, bare_end[0], rel_tol=1e-6) and math.isclose(last.loss, bare_end[1], rel_tol=1e-5)):
-        raise RuntimeError(f"not the same training: {last.metric, last.loss} under autotune, {bare_end} bare")
-    phase_seconds = last.build_seconds + last.prepare_seconds + last.train_seconds + last.evaluate_seconds
+    if not (
+        math.isclose(last.metric, bare_end[0], rel_tol=1e-6)
+        and math.isclose(last.loss, bare_end[1], rel_tol=1e-5)
+    ):
+        raise RuntimeError(
+            f"not the same training: {last.metric, last.loss} under autotune, {bare_end} bare"
+        )
+    phase_seconds = (
+        last.build_seconds + last.prepare_seconds + last.train_seconds + last.evaluate_seconds
+    )
     return Pair(
         bare_first=bare_first,
         bare_train_seconds=bare_train_seconds,
@@ -92,12 +106,17 @@ def measure_pair(config: TrialConfig, *, bare_first: bool) -> Pair:
 def _run_bare(config: TrialConfig) -> tuple[float, tuple[float, float]]:
     """Run the bare loop; return its train seconds, and its last accuracy and loss."""
     evaluations: list[tuple[float, float]] = []
-    train_seconds = train_plain(settings_of(config), digits(), lambda metric, loss: evaluations.append((metric, loss)))
+    train_seconds = train_plain(
+        settings_of(config), digits(), lambda metric, loss: evaluations.append((metric, loss))
+    )
     return train_seconds, evaluations[-1]
 
 
 def _run_timed(config: TrialConfig) -> tuple[Evaluation, float]:
-    """Run autotune's loop; return its last evaluation, and the wall-clock seconds around the whole training."""
+    """Run autotune's loop.
+
+    Return its last evaluation, and the wall-clock seconds around the whole training.
+    """
     began = time.perf_counter()
     last = None
     for last in train(config, num_threads=1):  # noqa: B007  # only the last evaluation is used
@@ -109,24 +128,43 @@ def _run_timed(config: TrialConfig) -> tuple[Evaluation, float]:
 
 def main() -> int:
     """Measure all pairs, print and write them, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.clock", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.clock", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--pairs", type=int, default=40, help="interleaved pairs to measure")
-    parser.add_argument("--epochs", type=int, default=50, help="length of each training; choose it so that one takes a second or two")
+    parser.add_argument(
+        "--epochs",
+        type=int,
+        default=50,
+        help="length of each training; choose it so that one takes a second or two",
+    )
     arguments = parser.parse_args()
 
     torch.set_num_threads(1)
-    overrides = ["lr_schedule=cosine", f"epochs={arguments.epochs}", f"evaluate_every_samples={_SAMPLES_OF_TEN_EPOCHS}"]
-    endless = ["target.value=2", "target.max_train_seconds=3600"]  # neither target nor time ends a training early
+    overrides = [
+        "lr_schedule=cosine",
+        f"epochs={arguments.epochs}",
+        f"evaluate_every_samples={_SAMPLES_OF_TEN_EPOCHS}",
+    ]
+    # neither target nor time ends a training early
+    endless = ["target.value=2", "target.max_train_seconds=3600"]
     config = Composer(["experiment=cnn", "device=cpu", *overrides, *endless]).compose().trial
     started = circumstances()
-    measure_pair(config, bare_first=True)  # not counted: it has the work that a process does only once
+    # not counted: it has the work that a process does only once
+    measure_pair(config, bare_first=True)
     pairs = [measure_pair(config, bare_first=number % 2 == 0) for number in range(arguments.pairs)]
 
-    ratio = median_of_ratios([pair.train_seconds for pair in pairs], [pair.bare_train_seconds for pair in pairs])
+    ratio = median_of_ratios(
+        [pair.train_seconds for pair in pairs], [pair.bare_train_seconds for pair in pairs]
+    )
     worst = max((pair.unaccounted_fraction for pair in pairs), key=abs)
     holds = {
-        f"train seconds, autotune / bare: at most {MAX_TRAIN_RATIO}": ratio.ratio <= MAX_TRAIN_RATIO,
-        f"phases sum to the wall clock within {MAX_UNACCOUNTED_FRACTION:.0%}": abs(worst) <= MAX_UNACCOUNTED_FRACTION,
+        f"train seconds, autotune / bare: at most {MAX_TRAIN_RATIO}": (
+            ratio.ratio <= MAX_TRAIN_RATIO
+        ),
+        f"phases sum to the wall clock within {MAX_UNACCOUNTED_FRACTION:.0%}": (
+            abs(worst) <= MAX_UNACCOUNTED_FRACTION
+        ),
     }
     path = write_result(
         "clock",
@@ -143,10 +181,17 @@ def main() -> int:
     )
     print(f"train seconds, autotune / bare   {ratio}")
     for name, first in (("bare", True), ("autotune", False)):
-        ratios = [pair.train_seconds / pair.bare_train_seconds for pair in pairs if pair.bare_first is first]
+        ratios = [
+            pair.train_seconds / pair.bare_train_seconds
+            for pair in pairs
+            if pair.bare_first is first
+        ]
         if ratios:
             print(f"  {name} first".ljust(33) + f"{median(ratios):.4g} (n={len(ratios)})")
-    print(f"wall clock outside all phases    {worst:+.3%} at worst, {median(pair.unaccounted_fraction for pair in pairs):+.3%} median")
+    print(
+        f"wall clock outside all phases    {worst:+.3%} at worst,"
+        f" {median(pair.unaccounted_fraction for pair in pairs):+.3%} median"
+    )
     for claim, held in holds.items():
         print(f"{'holds' if held else 'FAILS'}: {claim}")
     print(f"written to {path}")

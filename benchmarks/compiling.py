@@ -1,11 +1,14 @@
-"""What trainings that differ in learning rate and seed only spend to build compiled code: ``python -m benchmarks.compiling``.
+"""What trainings that differ in learning rate and seed only spend to build compiled code: ``python
+-m benchmarks.compiling``.
 
-Trainings of ``experiment=cnn`` with ``runtime.compile=default`` build in turn, beginning with no compiled code on disk: all in one process,
-and each in a new process. In both, a last one is paused at its first evaluation and resumed after another training, in the same process
-or in a new one. What a training is charged is told beside what it spent. A resumed one spends all until its next evaluation, less the
-training and the evaluation that it is charged for.
+Trainings of ``experiment=cnn`` with ``runtime.compile=default`` build in turn, beginning with no
+compiled code on disk: all in one process, and each in a new process. In both, a last one is paused
+at its first evaluation and resumed after another training, in the same process or in a new one.
+What a training is charged is told beside what it spent. A resumed one spends all until its next
+evaluation, less the training and the evaluation that it is charged for.
 
-Exit code 0: every training after the first, and every resumed one, spends at most a quarter of the first's build seconds; 1: not so.
+Exit code 0: every training after the first, and every resumed one, spends at most a quarter of the
+first's build seconds; 1: not so.
 """
 
 import argparse
@@ -37,10 +40,25 @@ class Build:
     charged_seconds: float
 
 
-def built(processes: str, number: int, device: str, paused: Path, *, resumes: bool = False) -> Build:
-    """Train to the first evaluation and pause there, or resume what was paused and train to the next."""
-    overrides = ["experiment=cnn", f"device={device}", "runtime.compile=default", "epochs=3", "target.value=2", "cluster.cpus_per_worker=1"]
-    config = Composer([*overrides, f"optimizer.lr={0.05 + number / 100:.2f}", f"seed={number}"]).compose().trial
+def built(
+    processes: str, number: int, device: str, paused: Path, *, resumes: bool = False
+) -> Build:
+    """Train to the first evaluation and pause there, or resume what was paused and train to the
+    next.
+    """
+    overrides = [
+        "experiment=cnn",
+        f"device={device}",
+        "runtime.compile=default",
+        "epochs=3",
+        "target.value=2",
+        "cluster.cpus_per_worker=1",
+    ]
+    config = (
+        Composer([*overrides, f"optimizer.lr={0.05 + number / 100:.2f}", f"seed={number}"])
+        .compose()
+        .trial
+    )
     training = train(config, **({"paused_folder": paused} if resumes else {}))
     began = time.perf_counter()
     evaluation = next(training)
@@ -51,10 +69,17 @@ def built(processes: str, number: int, device: str, paused: Path, *, resumes: bo
     else:
         spent = evaluation.spent_build_seconds
         training.send(paused)
-        (paused / "spent.json").write_text(json.dumps(evaluation.train_seconds + evaluation.evaluate_seconds), encoding="utf-8")
+        (paused / "spent.json").write_text(
+            json.dumps(evaluation.train_seconds + evaluation.evaluate_seconds), encoding="utf-8"
+        )
     training.close()
     name = "resumed" if resumes else f"{number}"
-    return Build(processes=processes, training=name, spent_seconds=spent, charged_seconds=evaluation.build_seconds)
+    return Build(
+        processes=processes,
+        training=name,
+        spent_seconds=spent,
+        charged_seconds=evaluation.build_seconds,
+    )
 
 
 def in_new_process(cache: Path, arguments: Sequence[str]) -> list[Build]:
@@ -62,25 +87,42 @@ def in_new_process(cache: Path, arguments: Sequence[str]) -> list[Build]:
     environment = {**os.environ, "AUTOTUNE_CACHE": str(cache)}
     environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.compiling", *arguments]
-    lines = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+    lines = subprocess.run(
+        command, env=environment, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout.splitlines()
     return [Build(**json.loads(line)) for line in lines if line.startswith("{")]
 
 
 def only(processes: str, trainings: Sequence[str], device: str, folder: Path) -> None:
-    """Build each training in this process, ``r`` before a number to resume it, and print what it took."""
+    """Build each training in this process, ``r`` before a number to resume it, and print what it
+    took.
+    """
     for text in trainings:
         number = int(text.lstrip("r"))
         paused = folder / f"{processes}-{number}"
         paused.mkdir(exist_ok=True)
-        print(json.dumps(vars(built(processes, number, device, paused, resumes=text.startswith("r")))), flush=True)
+        print(
+            json.dumps(
+                vars(built(processes, number, device, paused, resumes=text.startswith("r")))
+            ),
+            flush=True,
+        )
 
 
 def main() -> int:
     """Measure, print and write, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.compiling", description=__doc__.partition("\n")[0])
-    parser.add_argument("--trainings", type=int, default=10, help="trainings of each kind of process, the first included")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.compiling", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument(
+        "--trainings",
+        type=int,
+        default=10,
+        help="trainings of each kind of process, the first included",
+    )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--only", nargs="+", help=argparse.SUPPRESS)  # of a child process: folder, kind of process, trainings
+    # of a child process: folder, kind of process, trainings
+    parser.add_argument("--only", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.only:
         folder, processes, *trainings = arguments.only
@@ -92,14 +134,17 @@ def main() -> int:
     resumed = ["r" + numbers[-2]]  # the last training came between
     builds: list[Build] = []
     with tempfile.TemporaryDirectory(prefix="autotune-compiling-") as folder:
-        for processes, groups in (("reused", [[*numbers, *resumed]]), ("fresh", [[text] for text in (*numbers, *resumed)])):
+        for processes, groups in (
+            ("reused", [[*numbers, *resumed]]),
+            ("fresh", [[text] for text in (*numbers, *resumed)]),
+        ):
             for group in groups:
                 chosen = ["--device", arguments.device, "--only", folder, processes, *group]
                 for build in in_new_process(Path(folder) / f"cache-{processes}", chosen):
                     builds.append(build)
                     print(
-                        f"{processes:<7} training {build.training:<8} spent {build.spent_seconds:7.3f} s, "
-                        f"charged {build.charged_seconds:7.3f} s",
+                        f"{processes:<7} training {build.training:<8} spent"
+                        f" {build.spent_seconds:7.3f} s, charged {build.charged_seconds:7.3f} s",
                         flush=True,
                     )
     holds = True
@@ -109,10 +154,15 @@ def main() -> int:
         *later, resumed_ratio = ratios[processes] = [seconds / first for seconds in others]
         holds = holds and max(ratios[processes]) <= MAX_RATIO
         print(
-            f"{processes:<7} cold {first:.2f} s; others / cold: median {median(later):.4f}, largest {max(later):.4f} (n = {len(later)}); "
-            f"resumed / cold: {resumed_ratio:.4f}"
+            f"{processes:<7} cold {first:.2f} s; others / cold: median {median(later):.4f}, largest"
+            f" {max(later):.4f} (n = {len(later)}); resumed / cold: {resumed_ratio:.4f}"
         )
-    path = write_result("compiling", started=started, settings=vars(arguments), result={"builds": builds, "ratios": ratios, "holds": holds})
+    path = write_result(
+        "compiling",
+        started=started,
+        settings=vars(arguments),
+        result={"builds": builds, "ratios": ratios, "holds": holds},
+    )
     print(f"{'holds' if holds else 'FAILS'}: every ratio is at most {MAX_RATIO}\nwritten to {path}")
     return 0 if holds else 1
 

@@ -1,8 +1,10 @@
-"""Does every option of precision, runtime, data path and memory train what a plain loop trains? ``python -m benchmarks.equal_numbers``.
+"""Does every option of precision, runtime, data path and memory train what a plain loop trains?
+``python -m benchmarks.equal_numbers``.
 
-Twenty steps of the digits, by autotune's loop with one option and by a loop as the PyTorch tutorials write it: the validation
-loss after them must agree, to rounding where the same numbers are added in another order, and to the number format's own
-precision where that is coarser. The tests ask the same of the CPU; this command asks a GPU too, and needs no test runner.
+Twenty steps of the digits, by autotune's loop with one option and by a loop as the PyTorch
+tutorials write it: the validation loss after them must agree, to rounding where the same numbers
+are added in another order, and to the number format's own precision where that is coarser. The
+tests ask the same of the CPU; this command asks a GPU too, and needs no test runner.
 
 Exit code 0: all agree; 1: one does not.
 """
@@ -52,7 +54,9 @@ SLOW_OPTIONS = {
     "runtime.num_threads=2": ROUNDING,
     "data_path.on_device=false data_path.num_workers=2": EXACT,
     "runtime.compile=default": ROUNDING,
-    "runtime.compile=default runtime.activation_checkpointing=true runtime.micro_batch_size=24": ROUNDING,
+    "runtime.compile=default runtime.activation_checkpointing=true runtime.micro_batch_size=24": (
+        ROUNDING
+    ),
     "runtime.compile=default precision=bf16": BFLOAT16,
     "runtime.compile=max-autotune": ROUNDING,
 }
@@ -78,7 +82,9 @@ def plain_loss(norm: str, device: str) -> float:
     torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(SEED)
     model = SimpleCNN(input_shape=(1, 8, 8), num_classes=10, widths=[8, 16], norm=norm).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=LR, momentum=0.9, nesterov=True, weight_decay=5e-4
+    )
     order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(SEED)).to(device)
     for chosen in order.split(BATCH_SIZE)[:NUM_STEPS]:
         loss = torch.nn.functional.cross_entropy(model(inputs[chosen]), targets[chosen])
@@ -92,13 +98,18 @@ def plain_loss(norm: str, device: str) -> float:
 
 
 def own_loss(option: str, norm: str, device: str) -> float:
-    """Validation loss after ``NUM_STEPS`` steps of autotune's loop with an option, a text of ``key=value`` pairs.
+    """Validation loss after ``NUM_STEPS`` steps of autotune's loop with an option, a text of
+    ``key=value`` pairs.
 
     Raises:
         RuntimeError: the training did not take ``NUM_STEPS`` steps.
     """
     settings = dict(setting.split("=") for setting in option.split())
-    values = {"model.norm": norm, "device": device, **{key: yaml.safe_load(value) for key, value in settings.items()}}
+    values = {
+        "model.norm": norm,
+        "device": device,
+        **{key: yaml.safe_load(value) for key, value in settings.items()},
+    }
     (last,) = train(_composer().compose_suggestion(Suggestion(values), seed=SEED).trial)
     if last.step != NUM_STEPS:
         raise RuntimeError(f"{option}: {last.step} steps, not {NUM_STEPS}")
@@ -107,27 +118,56 @@ def own_loss(option: str, norm: str, device: str) -> float:
 
 @cache
 def _composer() -> Composer:
-    same = ["model.widths=[8,16]", f"optimizer.lr={LR}", f"batch_size={BATCH_SIZE}", f"epochs={NUM_STEPS / 24}"]
-    return Composer(["experiment=cnn", "precision=fp32", "runtime.num_threads=1", *same, "target.value=2", "target.max_train_seconds=3600"])
+    same = [
+        "model.widths=[8,16]",
+        f"optimizer.lr={LR}",
+        f"batch_size={BATCH_SIZE}",
+        f"epochs={NUM_STEPS / 24}",
+    ]
+    return Composer(
+        [
+            "experiment=cnn",
+            "precision=fp32",
+            "runtime.num_threads=1",
+            *same,
+            "target.value=2",
+            "target.max_train_seconds=3600",
+        ]
+    )
 
 
 def main() -> int:
     """Compare every option with the plain loop, print a line for each, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.equal_numbers", description=__doc__.partition("\n")[0])
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.equal_numbers", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu"
+    )
     arguments = parser.parse_args()
-    options: Mapping[str, float] = GPU_OPTIONS if arguments.device == "cuda" else OPTIONS | SLOW_OPTIONS
+    options: Mapping[str, float] = (
+        GPU_OPTIONS if arguments.device == "cuda" else OPTIONS | SLOW_OPTIONS
+    )
     wanted, num_different = plain_loss("none", arguments.device), 0
     for option, tolerance in options.items():
         try:
             found, said = own_loss(option, "none", arguments.device), ""
         except Exception as error:  # noqa: BLE001  # every option has its line
-            found, said = math.nan, f"  {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            found, said = (
+                math.nan,
+                f"  {type(error).__name__}: {' '.join(str(error).split())[:200]}",
+            )
         difference = abs(found - wanted) / wanted
         num_different += not difference <= tolerance
         verdict = "agrees" if difference <= tolerance else "DIFFERS"
-        print(f"{verdict:8s} {difference:9.1e} of {tolerance:7.0e}  {option or 'as it is'}{said}", flush=True)
-    print(f"{len(options) - num_different} of {len(options)} options agree with the plain loop on {arguments.device}")
+        print(
+            f"{verdict:8s} {difference:9.1e} of {tolerance:7.0e}  {option or 'as it is'}{said}",
+            flush=True,
+        )
+    print(
+        f"{len(options) - num_different} of {len(options)} options agree with the plain loop on"
+        f" {arguments.device}"
+    )
     return 1 if num_different else 0
 
 

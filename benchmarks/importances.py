@@ -1,10 +1,12 @@
 """Are the importances of a study in the right order? ``python -m benchmarks.importances``.
 
-Studies over synthetic trainings whose steps to target and seconds a step are formulas, so that each parameter's share of their variance is
-known. A study's searched trials, most of which the search stopped or paused, are what importances are computed from. Seconds are the
-formulas' own, so a study takes none.
+Studies over synthetic trainings whose steps to target and seconds a step are formulas, so that each
+parameter's share of their variance is known. A study's searched trials, most of which the search
+stopped or paused, are what importances are computed from. Seconds are the formulas' own, so a study
+takes none.
 
-Exit code 0: in at least nine of ten studies the parameters with an effect come first and in the right order, in both parts; 1: not so.
+Exit code 0: in at least nine of ten studies the parameters with an effect come first and in the
+right order, in both parts; 1: not so.
 """
 
 import argparse
@@ -32,7 +34,10 @@ SPACE = SearchSpace.from_mapping(
     {
         "optimizer": {
             "type": "choice",
-            "choices": {"sgd": {"optimizer.momentum": {"type": "float", "low": 0.0, "high": 0.99}}, "adamw": {}},
+            "choices": {
+                "sgd": {"optimizer.momentum": {"type": "float", "low": 0.0, "high": 0.99}},
+                "adamw": {},
+            },
         },
         "lr": {"type": "float", "low": 1e-4, "high": 1.0, "log": True},
         "batch_size": {"type": "power_of_two", "low": 16, "high": 1024},
@@ -44,43 +49,76 @@ SPACE = SearchSpace.from_mapping(
 )
 SEARCHES = ("freeze_thaw", "tpe", "random")
 LEAST_SHARE = 0.02
-"""Share of the variance from which a parameter has an effect; the order of those below does not count."""
+"""Share of the variance from which a parameter has an effect; the order of those below does not
+count."""
 _NUM_POINTS = 2000
 """Number of trainings that the points of a study are placed at."""
 
 
 def log_steps(values: Mapping[str, Any]) -> float:
-    """Logarithm of the steps to target: the rate decides most, then the batch size, then the optimizer; other parameters do nothing."""
+    """Logarithm of the steps to target: the rate decides most, then the batch size, then the
+    optimizer; other parameters do nothing.
+    """
     rate = 0.9 * (math.log10(values["lr"]) + 1.5) ** 2
-    return math.log(100) + rate - 0.3 * math.log2(values["batch_size"] / 128) + (0.7 if values["optimizer"] == "sgd" else 0.0)
+    return (
+        math.log(100)
+        + rate
+        - 0.3 * math.log2(values["batch_size"] / 128)
+        + (0.7 if values["optimizer"] == "sgd" else 0.0)
+    )
 
 
 def log_rate(values: Mapping[str, Any]) -> float:
-    """Logarithm of the seconds a step: the batch size decides most, then the precision, then the workers; other parameters do nothing."""
+    """Logarithm of the seconds a step: the batch size decides most, then the precision, then the
+    workers; other parameters do nothing.
+    """
     workers = -0.06 * values["workers"]
-    return math.log(0.02) + 0.4 * math.log2(values["batch_size"] / 128) + (0.8 if values["precision"] == "float32" else 0.0) + workers
+    return (
+        math.log(0.02)
+        + 0.4 * math.log2(values["batch_size"] / 128)
+        + (0.8 if values["precision"] == "float32" else 0.0)
+        + workers
+    )
 
 
 PARTS = {"steps to target": log_steps, "seconds a step": log_rate}
 
 
 def true_shares(part: str, num_points: int = 20_000) -> dict[str, float]:
-    """Each parameter's share of a part's variance, by Monte Carlo over the space; the parts are sums, so this is exact in the limit."""
+    """Each parameter's share of a part's variance, by Monte Carlo over the space.
+
+    The parts are sums, so this is exact in the limit.
+    """
     rng = np.random.default_rng(0)
     drawn = [SPACE.suggest(RandomTrial(rng)).values for _ in range(num_points)]
     shares = {}
     for key in ("optimizer", "lr", "batch_size", "precision", "workers", "dropout"):
-        changed = [PARTS[part]({**point, key: other[key]}) - PARTS[part](point) for point, other in itertools.pairwise(drawn)]
+        changed = [
+            PARTS[part]({**point, key: other[key]}) - PARTS[part](point)
+            for point, other in itertools.pairwise(drawn)
+        ]
         shares[key] = float(np.mean(np.square(changed))) / 2
     total = sum(shares.values())
     return {key: share / total for key, share in sorted(shares.items(), key=lambda item: -item[1])}
 
 
-def training(number: int, values: Mapping[str, Any], rng: np.random.Generator, noise: float) -> RecordedTrial:
-    """A training that reaches the target after about ``exp(log_steps)`` steps; ``noise`` is the deviation of that from run to run."""
-    needed, seconds = math.exp(log_steps(values) + rng.normal(0, noise)), math.exp(log_rate(values) + rng.normal(0, noise / 5))
+def training(
+    number: int, values: Mapping[str, Any], rng: np.random.Generator, noise: float
+) -> RecordedTrial:
+    """A training that reaches the target after about ``exp(log_steps)`` steps.
+
+    ``noise`` is the deviation of that from run to run.
+    """
+    needed, seconds = (
+        math.exp(log_steps(values) + rng.normal(0, noise)),
+        math.exp(log_rate(values) + rng.normal(0, noise / 5)),
+    )
     steps = np.arange(10.0, 2001.0, 10.0)
-    metrics = 1 - 0.9 * np.exp(-math.log(9) * (steps / needed) ** 0.6) + rng.normal(0, 0.01 * noise / 0.1, len(steps))
+    metrics = (
+        1
+        - 0.9 * np.exp(-math.log(9) * (steps / needed) ** 0.6)
+        + rng.normal(0, 0.01 * noise / 0.1, len(steps))
+    )
     return RecordedTrial(
         number=number,
         suggestion=Suggestion(values),
@@ -117,8 +155,14 @@ def study(search: str, seed: int, num_trials: int, noise: float) -> Recording:
     """The trials of one study, those among them that the search stopped or left paused."""
     rng = np.random.default_rng(seed)
     drawn = [SPACE.suggest(RandomTrial(rng)).values for _ in range(_NUM_POINTS)]
-    trainings = Recording(target=TARGET, space=SPACE, trials=tuple(training(*point, rng, noise) for point in enumerate(drawn)))
-    composed = Composer([f"search={search}", "stopping=cap", f"search.num_trials={num_trials}"]).compose()
+    trainings = Recording(
+        target=TARGET,
+        space=SPACE,
+        trials=tuple(training(*point, rng, noise) for point in enumerate(drawn)),
+    )
+    composed = Composer(
+        [f"search={search}", "stopping=cap", f"search.num_trials={num_trials}"]
+    ).compose()
     watched: list[_Watched] = []
 
     def make(place: PointPlacement) -> Any:
@@ -150,26 +194,63 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.importances", description=__doc__)
     parser.add_argument("--studies", type=int, default=10, help="studies of each search (10)")
     parser.add_argument("--trials", type=int, default=60, help="trials of each study (60)")
-    parser.add_argument("--noise", type=float, default=0.1, help="deviation of the logarithm of steps from run to run (0.1)")
+    parser.add_argument(
+        "--noise",
+        type=float,
+        default=0.1,
+        help="deviation of the logarithm of steps from run to run (0.1)",
+    )
     arguments = parser.parse_args()
     started, rows = circumstances(), []
     true = {part: true_shares(part) for part in PARTS}
     for part, shares in true.items():
-        print(f"true shares, {part}: " + ", ".join(f"{key} {share:.3f}" for key, share in shares.items()))
+        print(
+            f"true shares, {part}: "
+            + ", ".join(f"{key} {share:.3f}" for key, share in shares.items())
+        )
     for search, seed in itertools.product(SEARCHES, range(arguments.studies)):
         recording = study(search, seed, arguments.trials, arguments.noise)
         _, *parts = time_effects(recording)
-        shares = {part: {effect.name: effect.share.middle for effect in found.effects} for part, found in zip(PARTS, parts, strict=True)}
+        shares = {
+            part: {effect.name: effect.share.middle for effect in found.effects}
+            for part, found in zip(PARTS, parts, strict=True)
+        }
         num_reached = sum(trial.index_of_target(TARGET) is not None for trial in recording.trials)
         right = {part: is_right(list(shares[part]), true[part]) for part in PARTS}
         rows.append(
-            {"search": search, "seed": seed, "trials": len(recording.trials), "reached": num_reached, "right": right, "shares": shares}
+            {
+                "search": search,
+                "seed": seed,
+                "trials": len(recording.trials),
+                "reached": num_reached,
+                "right": right,
+                "shares": shares,
+            }
         )
-        print(f"{search} {seed}: {num_reached} of {len(recording.trials)} trials reached the target, right: {right}", flush=True)
-    right_of = {search: sum(all(row["right"].values()) for row in rows if row["search"] == search) for search in SEARCHES}
-    print(", ".join(f"{search}: {count} of {arguments.studies} studies right in both parts" for search, count in right_of.items()))
+        print(
+            f"{search} {seed}: {num_reached} of {len(recording.trials)} trials reached the target,"
+            f" right: {right}",
+            flush=True,
+        )
+    right_of = {
+        search: sum(all(row["right"].values()) for row in rows if row["search"] == search)
+        for search in SEARCHES
+    }
+    print(
+        ", ".join(
+            f"{search}: {count} of {arguments.studies} studies right in both parts"
+            for search, count in right_of.items()
+        )
+    )
     settings = {"studies": arguments.studies, "trials": arguments.trials, "noise": arguments.noise}
-    print(write_result("importances", started=started, settings=settings, result={"right": right_of, "true": true, "studies": rows}))
+    print(
+        write_result(
+            "importances",
+            started=started,
+            settings=settings,
+            result={"right": right_of, "true": true, "studies": rows},
+        )
+    )
     return 0 if all(count >= 0.9 * arguments.studies for count in right_of.values()) else 1
 
 

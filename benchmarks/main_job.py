@@ -1,13 +1,17 @@
-"""How often does the main job end with a gain, how large is it, and how long does it take? ``python -m benchmarks.main_job``.
+"""How often does the main job end with a gain, how large is it, and how long does it take? ``python
+-m benchmarks.main_job``.
 
-Whole studies, ``python -m autotune experiment=cnn study.seed=1, 2, ...``, one after the other and nothing beside them, from the command to
-the prompt. What the first ``--later-studies`` of them export is trained again by ``python -m autotune.train`` on ``--later-runs`` other
-seeds, and what a success costs there is held against what the study claimed.
+Whole studies, ``python -m autotune experiment=cnn study.seed=1, 2, ...``, one after the other and
+nothing beside them, from the command to the prompt. What the first ``--later-studies`` of them
+export is trained again by ``python -m autotune.train`` on ``--later-runs`` other seeds, and what a
+success costs there is held against what the study claimed.
 
-Exit code 1: fewer than nineteen of twenty (95% of any number) confirm a gain whose interval excludes 1, one ends with the baseline, the
-geometric mean of the ratios is below 2.5, the median wall clock above 80 s, confirmation takes more than 40% of it, or claims differ from
-later runs by more than 7% (geometric mean), or by less but with an interval (Student's, over studies) that excludes 1. With ``--equal``
-all configurations of the space are equal, and it is 1 where more than 5% of the studies confirm a gain.
+Exit code 1: fewer than nineteen of twenty (95% of any number) confirm a gain whose interval
+excludes 1, one ends with the baseline, the geometric mean of the ratios is below 2.5, the median
+wall clock above 80 s, confirmation takes more than 40% of it, or claims differ from later runs by
+more than 7% (geometric mean), or by less but with an interval (Student's, over studies) that
+excludes 1. With ``--equal`` all configurations of the space are equal, and it is 1 where more than
+5% of the studies confirm a gain.
 """
 
 import argparse
@@ -34,19 +38,31 @@ _FIRST_SEED = 20_000
 """Seed of the first later run; no study uses it."""
 _PHASES = re.compile(r"phases: build ([\d.]+) s, prepare ([\d.]+) s, train ([\d.]+) s")
 _NUM_TRAININGS = 100
-"""Number of trainings over which the build seconds of a process are spread, as in ``conf/objective/time.yaml``."""
+"""Number of trainings over which the build seconds of a process are spread, as in
+``conf/objective/time.yaml``."""
 
 
 def run(experiment: str, seed: int, overrides: list[str], num_later_runs: int) -> dict[str, Any]:
     """Run one study and its later runs; return the study's row of the result."""
-    with tempfile.TemporaryDirectory(prefix="autotune-main-job-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="autotune-main-job-", ignore_cleanup_errors=True
+    ) as folder:
         command = [
-            sys.executable, "-m", "autotune", f"experiment={experiment}", "study.name=study", f"study.folder={folder}",
-            f"study.seed={seed}", f"tracking.uri=sqlite:///{folder}/mlflow.db", *overrides,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "autotune",
+            f"experiment={experiment}",
+            "study.name=study",
+            f"study.folder={folder}",
+            f"study.seed={seed}",
+            f"tracking.uri=sqlite:///{folder}/mlflow.db",
+            *overrides,
+        ]
         began = time.monotonic()
         confirming_at = None
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
             assert process.stdout is not None
             lines = []
             for line in process.stdout:
@@ -75,34 +91,70 @@ def run(experiment: str, seed: int, overrides: list[str], num_later_runs: int) -
 
 
 def later_runs(folder: str, num_runs: int) -> Iterator[RunScore]:
-    """Train the configuration that a folder's study found as a user would: exported, by name, in a new process each time."""
+    """Train the configuration that a folder's study found as a user would: exported, by name, in
+    a new process each time.
+    """
     if num_runs:
-        exported = _autotune("export", "study=study", "as=found", f"folder={folder}", "--config-dir", f"{folder}/conf")
+        exported = _autotune(
+            "export",
+            "study=study",
+            "as=found",
+            f"folder={folder}",
+            "--config-dir",
+            f"{folder}/conf",
+        )
         if exported.returncode:
-            raise RuntimeError(f"autotune.export ended with {exported.returncode}:\n{exported.stderr[-2000:]}")
+            raise RuntimeError(
+                f"autotune.export ended with {exported.returncode}:\n{exported.stderr[-2000:]}"
+            )
     for number in range(num_runs):
-        said = _autotune("train", "experiment=found", f"seed={_FIRST_SEED + number}", "--config-dir", f"{folder}/conf")
+        said = _autotune(
+            "train",
+            "experiment=found",
+            f"seed={_FIRST_SEED + number}",
+            "--config-dir",
+            f"{folder}/conf",
+        )
         phases = _PHASES.search(said.stdout)
         if phases is None:
-            raise RuntimeError(f"autotune.train ended with {said.returncode}:\n{said.stdout[-1000:]}\n{said.stderr[-2000:]}")
+            raise RuntimeError(
+                "autotune.train ended with"
+                f" {said.returncode}:\n{said.stdout[-1000:]}\n{said.stderr[-2000:]}"
+            )
         build, prepare, train = map(float, phases.groups())
         yield RunScore(build / _NUM_TRAININGS + prepare + train, reached=said.returncode == 0)
 
 
 def _autotune(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", f"autotune.{command}", *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", f"autotune.{command}", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def claims_over_later(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Seconds that studies claimed for their exports over those of later runs: the geometric mean, with a 95% interval.
+    """Seconds that studies claimed for their exports over those of later runs: the geometric mean,
+    with a 95% interval.
 
-    Empty with fewer than two studies; the ratio is 0 if an exported configuration never reached the target later.
+    Empty with fewer than two studies; the ratio is 0 if an exported configuration never reached the
+    target later.
     """
-    both = [(row["best"], row["later_expected_seconds"]) for row in rows if row["best"] and row["later_expected_seconds"]]
+    both = [
+        (row["best"], row["later_expected_seconds"])
+        for row in rows
+        if row["best"] and row["later_expected_seconds"]
+    ]
     if len(both) < 2:
         return {}
     if any(math.isinf(later) for _, later in both):
-        return {"claim_over_later": 0.0, "claim_over_later_low": 0.0, "claim_over_later_high": 0.0, "num_claims": len(both)}
+        return {
+            "claim_over_later": 0.0,
+            "claim_over_later_low": 0.0,
+            "claim_over_later_high": 0.0,
+            "num_claims": len(both),
+        }
     logarithms = [math.log(claimed / later) for claimed, later in both]
     reach = float(stdtrit(len(both) - 1, 0.975)) * stdev(logarithms) / math.sqrt(len(both))
     mean = fmean(logarithms)
@@ -123,17 +175,33 @@ def _gain(speed_up: Mapping[str, Any] | None) -> str:
 
 def main() -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.main_job", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.main_job", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--experiment", default="cnn")
     parser.add_argument("--studies", type=int, default=20)
-    parser.add_argument("--first-seed", type=int, default=1, help="of the first study; the next ones count on (1)")
-    parser.add_argument("--later-runs", type=int, default=0, help="trainings of what a study exported, on other seeds (0)")
-    parser.add_argument("--later-studies", type=int, default=10, help="studies of which it is trained again (10)")
-    parser.add_argument("--equal", action="store_true", help="search a space in which all configurations are equal")
+    parser.add_argument(
+        "--first-seed", type=int, default=1, help="of the first study; the next ones count on (1)"
+    )
+    parser.add_argument(
+        "--later-runs",
+        type=int,
+        default=0,
+        help="trainings of what a study exported, on other seeds (0)",
+    )
+    parser.add_argument(
+        "--later-studies", type=int, default=10, help="studies of which it is trained again (10)"
+    )
+    parser.add_argument(
+        "--equal", action="store_true", help="search a space in which all configurations are equal"
+    )
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_args()
     if arguments.equal:
-        arguments.overrides += ["search_space=[]", f"optimizer.lr=interval({_LEARNING_RATE},{_LEARNING_RATE + 1e-9})"]
+        arguments.overrides += [
+            "search_space=[]",
+            f"optimizer.lr=interval({_LEARNING_RATE},{_LEARNING_RATE + 1e-9})",
+        ]
     started = circumstances()
     rows = []
     for seed in range(arguments.first_seed, arguments.first_seed + arguments.studies):
@@ -141,17 +209,27 @@ def main() -> int:
         rows.append(run(arguments.experiment, seed, arguments.overrides, num_later_runs))
         row = rows[-1]
         print(
-            f"seed {seed}: {_gain(row['speed_up'])}, {row['wall_seconds']:.0f} s, {row['confirmation_seconds']:.0f} s of them to confirm"
-            + (f"; claimed {row['best']:.3g} s, later {row['later_expected_seconds']:.3g} s" if row["later_expected_seconds"] else ""),
+            f"seed {seed}: {_gain(row['speed_up'])}, {row['wall_seconds']:.0f} s,"
+            f" {row['confirmation_seconds']:.0f} s of them to confirm"
+            + (
+                f"; claimed {row['best']:.3g} s, later {row['later_expected_seconds']:.3g} s"
+                if row["later_expected_seconds"]
+                else ""
+            ),
             flush=True,
         )
     gains = [row["speed_up"]["ratio"] for row in rows if row["speed_up"] is not None]
     found = {
-        "confirmed": sum(row["speed_up"] is not None and row["speed_up"]["low"] > 1 for row in rows),
+        "confirmed": sum(
+            row["speed_up"] is not None and row["speed_up"]["low"] > 1 for row in rows
+        ),
         "baseline_best": sum(row["is_baseline_best"] for row in rows),
         "geometric_mean": geometric_mean(gains) if gains else math.nan,
         "median_wall_seconds": median(row["wall_seconds"] for row in rows),
-        "confirmation_share": sum(row["confirmation_seconds"] for row in rows) / sum(row["wall_seconds"] for row in rows),
+        "confirmation_share": (
+            sum(row["confirmation_seconds"] for row in rows)
+            / sum(row["wall_seconds"] for row in rows)
+        ),
         **claims_over_later(rows),
     }
     print(", ".join(f"{name} {value:.3g}" for name, value in found.items()) + f" (n={len(rows)})")
@@ -167,7 +245,8 @@ def main() -> int:
         return 0 if found["confirmed"] <= 0.05 * len(rows) else 1
     is_often = found["confirmed"] >= 0.95 * len(rows) and found["baseline_best"] == 0
     is_true = not arguments.later_runs or (
-        1 / 1.07 <= found.get("claim_over_later", math.nan) <= 1.07 and found["claim_over_later_low"] <= 1 <= found["claim_over_later_high"]
+        1 / 1.07 <= found.get("claim_over_later", math.nan) <= 1.07
+        and found["claim_over_later_low"] <= 1 <= found["claim_over_later_high"]
     )
     is_quick = found["median_wall_seconds"] <= 80 and found["confirmation_share"] <= 0.4
     return 0 if is_often and is_quick and is_true and found["geometric_mean"] >= 2.5 else 1

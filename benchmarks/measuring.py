@@ -1,7 +1,8 @@
 """What every benchmark needs: facts about the machine, and a result file.
 
-On a shared machine absolute times mean nothing, so a benchmark claims ratios: both sides run in turn, each pair under much the
-same load, and the spread of the pairs' ratios says how far they can be trusted (``median_of_ratios``).
+On a shared machine absolute times mean nothing, so a benchmark claims ratios: both sides run in
+turn, each pair under much the same load, and the spread of the pairs' ratios says how far they can
+be trusted (``median_of_ratios``).
 """
 
 import json
@@ -30,7 +31,9 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def circumstances() -> dict[str, Any]:
-    """Facts that a benchmark's numbers depend on, to be taken at its start: date, commit, processor, GPU, cores, load average, versions."""
+    """Facts that a benchmark's numbers depend on, to be taken at its start: date, commit,
+    processor, GPU, cores, load average, versions.
+    """
     import torch  # --help does without
 
     return {
@@ -39,37 +42,59 @@ def circumstances() -> dict[str, Any]:
         "machine": {
             "cpu": cpu_name(),
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-            "num_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "num_cores": (
+                len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+            ),
             "load_average": os.getloadavg(),
             "versions": versions(),
         },
     }
 
 
-def write_result(name: str, *, started: Mapping[str, Any], settings: Mapping[str, Any], result: Mapping[str, Any]) -> Path:
-    """Write the result of a benchmark as ``results/<name>-<date>.json``; a later run on the same day replaces it.
+def write_result(
+    name: str, *, started: Mapping[str, Any], settings: Mapping[str, Any], result: Mapping[str, Any]
+) -> Path:
+    """Write the result of a benchmark as ``results/<name>-<date>.json``.
 
-    ``started`` is the return value of ``circumstances`` from before the run. Dataclasses in ``result`` are written as their fields.
+    A later run on the same day replaces it.
+
+    ``started`` is the return value of ``circumstances`` from before the run. Dataclasses in
+    ``result`` are written as their fields.
     """
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}-{started['date'].partition('T')[0]}.json"
-    content = {"benchmark": name, **started, "load_average_at_end": os.getloadavg(), "settings": settings, "result": result}
+    content = {
+        "benchmark": name,
+        **started,
+        "load_average_at_end": os.getloadavg(),
+        "settings": settings,
+        "result": result,
+    }
     path.write_text(json.dumps(content, indent=1, default=asdict) + "\n", encoding="utf-8")
     return path
 
 
 def _commit() -> str | None:
-    """The checked-out commit, with ``-dirty`` if the package's files differ from it; None outside a checkout."""
+    """The checked-out commit, with ``-dirty`` if the package's files differ from it.
+
+    None outside a checkout.
+    """
     try:
         commit = _git("rev-parse", "HEAD")
-        return f"{commit}-dirty" if _git("status", "--porcelain", "--", "autotune", "conf", "search_spaces") else commit
+        return (
+            f"{commit}-dirty"
+            if _git("status", "--porcelain", "--", "autotune", "conf", "search_spaces")
+            else commit
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
 def _git(*arguments: str) -> str:
     command = ["git", "--no-optional-locks", *arguments]
-    return subprocess.run(command, cwd=RESULTS.parent.parent, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        command, cwd=RESULTS.parent.parent, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def ratio_of_means(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:

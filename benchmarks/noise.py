@@ -1,8 +1,10 @@
-"""How good confirmation is where times vary: what is exported, what is claimed of it, and how often nothing is.
+"""How good confirmation is where times vary: what is exported, what is claimed of it, and how often
+nothing is.
 
-``python -m benchmarks.noise --repeats DIR`` draws whole confirmations from configurations that were trained several times: each is run
-once, as a search would, the best race, and every run is a draw from the configuration's own. ``--studies N`` simulates confirmations of
-candidates whose true gain is known. Both go through the objects that confirm a real study.
+``python -m benchmarks.noise --repeats DIR`` draws whole confirmations from configurations that were
+trained several times: each is run once, as a search would, the best race, and every run is a draw
+from the configuration's own. ``--studies N`` simulates confirmations of candidates whose true gain
+is known. Both go through the objects that confirm a real study.
 """
 
 import argparse
@@ -31,7 +33,8 @@ OBJECTIVE = AmortisedTime(num_trainings=1)
 BASELINE_TRIAL = 0
 _DEFAULT_MAX_RUNS = 60
 _FORMER = {"3 candidates, 3 seeds": (3, 3), "2 candidates, 8 seeds": (2, 8)}
-"""Former rules of confirmation, which the race replaced, by name: the number of candidates, and of seeds for each candidate."""
+"""Former rules of confirmation, which the race replaced, by name: the number of candidates, and
+of seeds for each candidate."""
 _SPREADS = (0.05, 0.15, 0.3)
 _GAIN = 1.3
 
@@ -48,50 +51,93 @@ Repeats = Mapping[int, Sequence[Training]]
 
 
 def read_repeats(folder: Path) -> dict[str, Repeats]:
-    """Read a folder's workloads: ``repeats.yaml`` has metric, mode and target of each, ``<workload>.parquet`` its evaluations."""
+    """Read a folder's workloads: ``repeats.yaml`` has metric, mode and target of each,
+    ``<workload>.parquet`` its evaluations.
+    """
     described = yaml.safe_load((folder / "repeats.yaml").read_text(encoding="utf-8"))
-    return {name: _trainings(folder / f"{name}.parquet", fields) for name, fields in described.items()}
+    return {
+        name: _trainings(folder / f"{name}.parquet", fields) for name, fields in described.items()
+    }
 
 
 def _trainings(path: Path, fields: Mapping[str, Any]) -> Repeats:
-    rows = pq.read_table(path).sort_by([("config", "ascending"), ("repeat", "ascending"), ("train_seconds", "ascending")]).to_pylist()
+    rows = (
+        pq.read_table(path)
+        .sort_by([("config", "ascending"), ("repeat", "ascending"), ("train_seconds", "ascending")])
+        .to_pylist()
+    )
     sign = 1 if fields["mode"] == "max" else -1
     found: dict[int, dict[int, Training]] = {}
     for row in rows:
         runs = found.setdefault(row["config"], {})
         known = runs.get(row["repeat"])
         if known is None or not known.reached:
-            runs[row["repeat"]] = Training(row["train_seconds"], sign * row["metric"] >= sign * fields["target"])
+            runs[row["repeat"]] = Training(
+                row["train_seconds"], sign * row["metric"] >= sign * fields["target"]
+            )
     return {config: list(runs.values()) for config, runs in found.items()}
 
 
 def expected_seconds(trainings: Sequence[Training]) -> float:
-    """Seconds that a success costs: all seconds over the number of trainings that reached the target; infinite if none did."""
+    """Seconds that a success costs: all seconds over the number of trainings that reached the
+    target; infinite if none did.
+    """
     num_reached = sum(training.reached for training in trainings)
-    return math.fsum(training.seconds for training in trainings) / num_reached if num_reached else math.inf
+    return (
+        math.fsum(training.seconds for training in trainings) / num_reached
+        if num_reached
+        else math.inf
+    )
 
 
 def result_of(trial: int, training: Training) -> TrialResult:
     """The result of a trial that made this training."""
     outcome = Outcome.REACHED if training.reached else Outcome.MISSED
     evaluation = Evaluation(
-        step=1, epoch=1.0, samples=1, build_seconds=0.0, prepare_seconds=0.0, train_seconds=training.seconds, evaluate_seconds=0.0,
-        metric=0.0, loss=0.0, samples_per_second=1.0, peak_memory_bytes=None, energy_joules=None, outcome=outcome,
-    )  # fmt: skip
+        step=1,
+        epoch=1.0,
+        samples=1,
+        build_seconds=0.0,
+        prepare_seconds=0.0,
+        train_seconds=training.seconds,
+        evaluate_seconds=0.0,
+        metric=0.0,
+        loss=0.0,
+        samples_per_second=1.0,
+        peak_memory_bytes=None,
+        energy_joules=None,
+        outcome=outcome,
+    )
     return TrialResult(
-        trial=trial, values={"configuration": trial}, overrides=(), seed=0, outcome=outcome, evaluations=(evaluation,),
-        started_at=0.0, stopped_at=0.0, fingerprint={},
-    )  # fmt: skip
+        trial=trial,
+        values={"configuration": trial},
+        overrides=(),
+        seed=0,
+        outcome=outcome,
+        evaluations=(evaluation,),
+        started_at=0.0,
+        stopped_at=0.0,
+        fingerprint={},
+    )
 
 
-def confirmed(first: Mapping[int, Training], baseline: int, limits: RaceLimits, draw: Callable[[int], Training]) -> Confirmation:
-    """Confirm configurations that a search trained once each (``first``), with every confirmation run drawn by ``draw``."""
+def confirmed(
+    first: Mapping[int, Training],
+    baseline: int,
+    limits: RaceLimits,
+    draw: Callable[[int], Training],
+) -> Confirmation:
+    """Confirm configurations that a search trained once each (``first``), with every
+    confirmation run drawn by ``draw``.
+    """
     results = {config: result_of(config, training) for config, training in first.items()}
     race = plan_race(
         baseline_trial=baseline,
         baseline=Suggestion({"configuration": baseline}),
         results=results,
-        expected_scores={config: training.seconds for config, training in first.items() if training.reached},
+        expected_scores={
+            config: training.seconds for config, training in first.items() if training.reached
+        },
         objective=OBJECTIVE,
         num_candidates=8,
         first_round=0,
@@ -118,34 +164,74 @@ class Found(NamedTuple):
     candidates: tuple[int, ...]
 
 
-def by_race(first: Mapping[int, Training], baseline: int, draw: Callable[[int], Training], limits: RaceLimits) -> Found:
+def by_race(
+    first: Mapping[int, Training],
+    baseline: int,
+    draw: Callable[[int], Training],
+    limits: RaceLimits,
+) -> Found:
     """Confirm by a race, as the package does."""
     found = confirmed(first, baseline, limits, draw)
     assert found.best is not None
-    is_claimed = not found.is_baseline_best and found.speed_up is not None and found.speed_up.claim is Claim.MEASURED
+    is_claimed = (
+        not found.is_baseline_best
+        and found.speed_up is not None
+        and found.speed_up.claim is Claim.MEASURED
+    )
     claim = found.speed_up.ratio if is_claimed and found.speed_up is not None else None
-    return Found(found.best.trial, claim, len(found.runs), tuple(arm.trial for arm in found.arms[1:]))
+    return Found(
+        found.best.trial, claim, len(found.runs), tuple(arm.trial for arm in found.arms[1:])
+    )
 
 
 def by_former_rule(
-    first: Mapping[int, Training], baseline: int, draw: Callable[[int], Training], num_candidates: int, num_seeds: int
+    first: Mapping[int, Training],
+    baseline: int,
+    draw: Callable[[int], Training],
+    num_candidates: int,
+    num_seeds: int,
 ) -> Found:
-    """Run the fastest few candidates equally often; the one that reached the target most often wins, then the one of least mean time."""
-    reached = sorted((config for config in first if first[config].reached and config != baseline), key=lambda config: first[config].seconds)
+    """Run the fastest few candidates equally often.
+
+    The one that reached the target most often wins, then the one of least mean time.
+    """
+    reached = sorted(
+        (config for config in first if first[config].reached and config != baseline),
+        key=lambda config: first[config].seconds,
+    )
     candidates = reached[:num_candidates]
     runs = {config: [draw(config) for _ in range(num_seeds)] for config in [baseline, *candidates]}
-    means = {config: statistics.fmean(training.seconds for training in own) for config, own in runs.items()}
-    best = min(runs, key=lambda config: (-sum(training.reached for training in runs[config]), means[config]))
+    means = {
+        config: statistics.fmean(training.seconds for training in own)
+        for config, own in runs.items()
+    }
+    best = min(
+        runs,
+        key=lambda config: (-sum(training.reached for training in runs[config]), means[config]),
+    )
     is_claimed = best != baseline and all(training.reached for training in runs[best])
-    return Found(best, means[baseline] / means[best] if is_claimed else None, num_seeds * len(runs), tuple(candidates))
+    return Found(
+        best,
+        means[baseline] / means[best] if is_claimed else None,
+        num_seeds * len(runs),
+        tuple(candidates),
+    )
 
 
 def judged(
-    repeats: Repeats, num_draws: int, confirm: Callable[[Mapping[int, Training], int, Callable[[int], Training]], Found]
+    repeats: Repeats,
+    num_draws: int,
+    confirm: Callable[[Mapping[int, Training], int, Callable[[int], Training]], Found],
 ) -> dict[str, float]:
-    """Mean regret, claims and runs of many confirmations of one workload; the baseline is the configuration of median expected time."""
+    """Mean regret, claims and runs of many confirmations of one workload.
+
+    The baseline is the configuration of median expected time.
+    """
     truth = {config: expected_seconds(trainings) for config, trainings in repeats.items()}
-    order = sorted((config for config in truth if math.isfinite(truth[config])), key=lambda config: truth[config])
+    order = sorted(
+        (config for config in truth if math.isfinite(truth[config])),
+        key=lambda config: truth[config],
+    )
     baseline = order[len(order) // 2]
     rng = np.random.default_rng(0)
 
@@ -172,22 +258,35 @@ def judged(
 
 
 def simulated(num_studies: int, sd: float, gain: float, max_runs: int) -> dict[str, float]:
-    """Simulate confirmations where one of eight candidates is ``gain`` times as fast as all others, with deviation ``sd`` of log times."""
+    """Simulate confirmations where one of eight candidates is ``gain`` times as fast as all
+    others, with deviation ``sd`` of log times.
+    """
     means = dict.fromkeys(range(9), 1.0) | ({5: 1 / gain} if gain != 1 else {})
     num_claimed = num_found = num_held = 0
     for seed in range(num_studies):
         rng = np.random.default_rng(seed)
 
         def draw(config: int, rng: np.random.Generator = rng) -> Training:
-            return Training(float(means[config] * np.exp(rng.normal(0, sd) - sd**2 / 2)), reached=True)
+            return Training(
+                float(means[config] * np.exp(rng.normal(0, sd) - sd**2 / 2)), reached=True
+            )
 
-        found = confirmed({config: draw(config) for config in means}, BASELINE_TRIAL, RaceLimits(max_runs=max_runs), draw)
+        found = confirmed(
+            {config: draw(config) for config in means},
+            BASELINE_TRIAL,
+            RaceLimits(max_runs=max_runs),
+            draw,
+        )
         assert found.chosen is not None
         assert found.speed_up is not None
         is_gain = found.speed_up.low > 1 and not found.is_baseline_best
         num_claimed += is_gain
         num_found += is_gain and (gain == 1 or found.chosen.trial == 5)
-        num_held += found.speed_up.low <= means[BASELINE_TRIAL] / means[found.chosen.trial] <= found.speed_up.high
+        num_held += (
+            found.speed_up.low
+            <= means[BASELINE_TRIAL] / means[found.chosen.trial]
+            <= found.speed_up.high
+        )
     return {
         "sd": sd,
         "gain": gain,
@@ -200,12 +299,27 @@ def simulated(num_studies: int, sd: float, gain: float, max_runs: int) -> dict[s
 
 def main() -> int:
     """Run the benchmark; return exit code 1 if a claim does not hold."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.noise", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--repeats", type=Path, help="folder of configurations that were trained several times")
-    parser.add_argument("--draws", type=int, default=300, help="confirmations of each workload (300)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.noise",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    parser.add_argument(
+        "--repeats", type=Path, help="folder of configurations that were trained several times"
+    )
+    parser.add_argument(
+        "--draws", type=int, default=300, help="confirmations of each workload (300)"
+    )
     parser.add_argument("--max-runs", type=int, default=24, help="confirm.max_runs of those (24)")
-    parser.add_argument("--studies", type=int, default=0, help="simulated confirmations of each kind, with default limits (0)")
-    parser.add_argument("--output", type=Path, help="where the result is written, besides benchmarks/results")
+    parser.add_argument(
+        "--studies",
+        type=int,
+        default=0,
+        help="simulated confirmations of each kind, with default limits (0)",
+    )
+    parser.add_argument(
+        "--output", type=Path, help="where the result is written, besides benchmarks/results"
+    )
     arguments = parser.parse_args()
     if arguments.repeats is None and not arguments.studies:
         parser.error("nothing to do; accepted is --repeats DIR, --studies N, or both")
@@ -216,35 +330,61 @@ def main() -> int:
     holds = True
     if arguments.repeats is not None:
         result["workloads"], result["former"] = [], {name: [] for name in _FORMER}
-        print(f"{'workload':24} {'regret':>7} {'claim/truth':>11} {'kept':>6} {'runs':>5}   former rules: regret (claim/truth, kept)")
+        print(
+            f"{'workload':24} {'regret':>7} {'claim/truth':>11} {'kept':>6} {'runs':>5}   former"
+            " rules: regret (claim/truth, kept)"
+        )
         for name, repeats in read_repeats(arguments.repeats).items():
-            new = judged(repeats, arguments.draws, lambda *drawn: by_race(*drawn, RaceLimits(max_runs=arguments.max_runs)))
+            new = judged(
+                repeats,
+                arguments.draws,
+                lambda *drawn: by_race(*drawn, RaceLimits(max_runs=arguments.max_runs)),
+            )
             result["workloads"].append({"name": name, **new})
             told = []
             for rule, (num_candidates, num_seeds) in _FORMER.items():
-                former = judged(repeats, arguments.draws, lambda *drawn, n=num_candidates, m=num_seeds: by_former_rule(*drawn, n, m))
+                former = judged(
+                    repeats,
+                    arguments.draws,
+                    lambda *drawn, n=num_candidates, m=num_seeds: by_former_rule(*drawn, n, m),
+                )
                 result["former"][rule].append({"name": name, **former})
-                told.append(f"{rule}: {former['regret']:.2f} ({former['claim_over_truth']:.2f}, {former['baseline_kept']:.2f})")
+                told.append(
+                    f"{rule}: {former['regret']:.2f} ({former['claim_over_truth']:.2f},"
+                    f" {former['baseline_kept']:.2f})"
+                )
             print(
-                f"{name:24} {new['regret']:7.3f} {new['claim_over_truth']:11.3f} {new['baseline_kept']:6.3f} {new['runs']:5.1f}   "
-                + "; ".join(told)
+                f"{name:24} {new['regret']:7.3f} {new['claim_over_truth']:11.3f}"
+                f" {new['baseline_kept']:6.3f} {new['runs']:5.1f}   " + "; ".join(told)
             )
-            holds &= new["regret"] <= 1.10 and 0.95 <= new["claim_over_truth"] <= 1.05 and new["baseline_kept"] <= 0.01
-        result["regret"] = math.exp(statistics.fmean(math.log(workload["regret"]) for workload in result["workloads"]))
+            holds &= (
+                new["regret"] <= 1.10
+                and 0.95 <= new["claim_over_truth"] <= 1.05
+                and new["baseline_kept"] <= 0.01
+            )
+        result["regret"] = math.exp(
+            statistics.fmean(math.log(workload["regret"]) for workload in result["workloads"])
+        )
         print(f"{'all':24} {result['regret']:7.3f}")
         holds &= result["regret"] <= 1.03
     if arguments.studies:
         result["simulated"] = [
-            simulated(arguments.studies, sd, gain, _DEFAULT_MAX_RUNS) for sd, gain in [*((sd, 1.0) for sd in _SPREADS), (0.15, _GAIN)]
+            simulated(arguments.studies, sd, gain, _DEFAULT_MAX_RUNS)
+            for sd, gain in [*((sd, 1.0) for sd in _SPREADS), (0.15, _GAIN)]
         ]
         for row in result["simulated"]:
             print(
-                f"sd {row['sd']:.2f}, true gain {row['gain']:.1f}: claimed {row['claimed']:.3f}, found {row['found']:.3f}, "
-                f"interval holds the truth {row['interval_holds']:.3f} (n={row['studies']})"
+                f"sd {row['sd']:.2f}, true gain {row['gain']:.1f}: claimed {row['claimed']:.3f},"
+                f" found {row['found']:.3f}, interval holds the truth {row['interval_holds']:.3f}"
+                f" (n={row['studies']})"
             )
             holds &= row["found"] >= 0.8 if row["gain"] > 1 else row["claimed"] <= 0.05
             holds &= 0.93 <= row["interval_holds"] <= 0.97
-    settings = {"draws": arguments.draws, "max_runs": arguments.max_runs, "studies": arguments.studies}
+    settings = {
+        "draws": arguments.draws,
+        "max_runs": arguments.max_runs,
+        "studies": arguments.studies,
+    }
     if arguments.output is not None:
         arguments.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(write_result("noise", started=started, settings=settings, result=result))

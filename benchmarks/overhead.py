@@ -1,21 +1,26 @@
-"""What a trial costs besides its training, ours against stock Ray Tune's: ``python -m benchmarks.overhead``.
+"""What a trial costs besides its training, ours against stock Ray Tune's: ``python -m
+benchmarks.overhead``.
 
-Both sides search the same space with the same number of tiny trainings on the same number of CPUs, as many at once, tracked in
-MLflow on SQLite, each in a fresh process, in turn. Ours is ``python -m autotune``; stock is ``benchmarks.stock_tune``, with Tune's
-defaults and, for what of it is the reuse of actors alone, once more with that switched on. A third side of ours trains by a function
-of the user's own (``benchmarks.plain_training.fit``), whose trials have a process each.
+Both sides search the same space with the same number of tiny trainings on the same number of CPUs,
+as many at once, tracked in MLflow on SQLite, each in a fresh process, in turn. Ours is ``python -m
+autotune``; stock is ``benchmarks.stock_tune``, with Tune's defaults and, for what of it is the
+reuse of actors alone, once more with that switched on. A third side of ours trains by a function of
+the user's own (``benchmarks.plain_training.fit``), whose trials have a process each.
 
 The measure, the same for every side:
 
-    seconds outside training a trial = (window x trials at once - seconds in training) / number of trials
+    seconds outside training a trial = (window x trials at once - seconds in training) / number of
+    trials
 
-The window goes from the first time the sampler is asked for a point to the driver's hearing that the last trial ended, so it
-holds the start of the first workers. Seconds in training are measured inside the workers and summed: from the moment the code
-that trains runs (its imports done) to its last evaluation, loading data and evaluating included, reporting not. What a process
-pays at its first training alone (torch imports its compiler with the first optimizer, a second or two) therefore counts as
-training, once for each of our workers and once for each of stock's trials: the measure is kind to stock. The ratio of the
-windows needs no such rule and is printed beside it. So are the seconds from the command to the first trial's end, and from the
-last trial's end to the prompt.
+The window goes from the first time the sampler is asked for a point to the driver's hearing that
+the last trial ended, so it holds the start of the first workers. Seconds in training are measured
+inside the workers and summed: from the moment the code that trains runs (its imports done) to its
+last evaluation, loading data and evaluating included, reporting not. What a process pays at its
+first training alone (torch imports its compiler with the first optimizer, a second or two)
+therefore counts as training, once for each of our workers and once for each of stock's trials: the
+measure is kind to stock. The ratio of the windows needs no such rule and is printed beside it. So
+are the seconds from the command to the first trial's end, and from the last trial's end to the
+prompt.
 
 Exit code 0: ours is at most a fifth of stock's, as a median over the repeats; 1: it is not.
 """
@@ -43,7 +48,8 @@ MAX_OUTSIDE_RATIO = 0.2
 REPOSITORY = Path(__file__).parent.parent
 SIDES = ("ours", "ours, a function", "stock", "stock reusing actors")
 _EXIT_CODES = {True: (0, 3), False: (0,)}
-"""Exit codes of a search that went well, by whether it is ours: hardly a trial reaches the target, an accuracy of 1, and often none (3)."""
+"""Exit codes of a search that went well, by whether it is ours: hardly a trial reaches the
+target, an accuracy of 1, and often none (3)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,20 +82,33 @@ def run_search(side: str, arguments: argparse.Namespace, *, seed: int) -> Search
     """
     is_ours = side.startswith("ours")
     load_average = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory(prefix="autotune-overhead-", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(
+        prefix="autotune-overhead-", ignore_cleanup_errors=True
+    ) as name:
         folder = Path(name)
-        command = _our_command(side, arguments, folder, seed) if is_ours else _stock_command(side, arguments, folder, seed)
+        command = (
+            _our_command(side, arguments, folder, seed)
+            if is_ours
+            else _stock_command(side, arguments, folder, seed)
+        )
         began = time.time()
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
         ended = time.time()
         if done.returncode not in _EXIT_CODES[is_ours]:
-            raise RuntimeError(f"{side} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+            raise RuntimeError(
+                f"{side} ended with"
+                f" {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+            )
         measured = _read_ours(folder) if is_ours else json.loads(done.stdout.splitlines()[-1])
     seconds: Sequence[float] = measured["training_seconds"]
     if len(seconds) != arguments.trials:
         raise RuntimeError(f"{side} ended {len(seconds)} trials, not {arguments.trials}")
     first_end, last_end = min(measured["ended_at"]), max(measured["ended_at"])
-    process_seconds, window_seconds, training_seconds = ended - began, last_end - measured["first_asked_at"], sum(seconds)
+    process_seconds, window_seconds, training_seconds = (
+        ended - began,
+        last_end - measured["first_asked_at"],
+        sum(seconds),
+    )
     return Search(
         side=side,
         num_trials=arguments.trials,
@@ -98,7 +117,8 @@ def run_search(side: str, arguments: argparse.Namespace, *, seed: int) -> Search
         closing_seconds=ended - last_end,
         window_seconds=window_seconds,
         training_seconds=training_seconds,
-        outside_seconds_per_trial=(window_seconds * arguments.concurrency - training_seconds) / arguments.trials,
+        outside_seconds_per_trial=(window_seconds * arguments.concurrency - training_seconds)
+        / arguments.trials,
         process_seconds_per_trial=process_seconds / arguments.trials,
         mean_training_seconds=training_seconds / arguments.trials,
         load_average=load_average,
@@ -107,33 +127,72 @@ def run_search(side: str, arguments: argparse.Namespace, *, seed: int) -> Search
 
 def _our_command(side: str, arguments: argparse.Namespace, folder: Path, seed: int) -> list[str]:
     length = {"batch_size": arguments.batch_size, "epochs": arguments.epochs}
-    space = [f"search_space=[{Path(__file__).with_name('overhead_space.yaml')}]", *(f"{key}={value}" for key, value in length.items())]
+    space = [
+        f"search_space=[{Path(__file__).with_name('overhead_space.yaml')}]",
+        *(f"{key}={value}" for key, value in length.items()),
+    ]
     return [
-        sys.executable, "-m", "autotune", "experiment=cnn", "study.name=overhead", f"study.folder={folder}", f"study.seed={seed}",
+        sys.executable,
+        "-m",
+        "autotune",
+        "experiment=cnn",
+        "study.name=overhead",
+        f"study.folder={folder}",
+        f"study.seed={seed}",
         *(space if side == "ours" else _function(length)),
-        "target.value=1", "target.max_train_seconds=600", "stopping=none", "confirm=none", "device=cpu",
-        f"search.num_trials={arguments.trials}", f"search.max_concurrent_trials={arguments.concurrency}",
-        f"cluster.num_cpus={arguments.concurrency}", f"tracking.uri=sqlite:///{folder}/mlflow.db",
-    ]  # fmt: skip
+        "target.value=1",
+        "target.max_train_seconds=600",
+        "stopping=none",
+        "confirm=none",
+        "device=cpu",
+        f"search.num_trials={arguments.trials}",
+        f"search.max_concurrent_trials={arguments.concurrency}",
+        f"cluster.num_cpus={arguments.concurrency}",
+        f"tracking.uri=sqlite:///{folder}/mlflow.db",
+    ]
 
 
 def _function(length: Mapping[str, int]) -> list[str]:
-    """Settings of our side that trains by a function: what ``overhead_space.yaml`` says, of its arguments."""
-    values = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-4, "lr_schedule": "constant", "norm": "none", **length}
-    node = ", ".join(f"{key}: {value}" for key, value in {"_target_": "benchmarks.plain_training.fit", **values}.items())
+    """Settings of our side that trains by a function: what ``overhead_space.yaml`` says, of its
+    arguments.
+    """
+    values = {
+        "lr": 0.05,
+        "momentum": 0.9,
+        "weight_decay": 1e-4,
+        "lr_schedule": "constant",
+        "norm": "none",
+        **length,
+    }
+    node = ", ".join(
+        f"{key}: {value}"
+        for key, value in {"_target_": "benchmarks.plain_training.fit", **values}.items()
+    )
     return [
-        f"training={{{node}}}", "allowed_targets=[benchmarks]", "search_space=[]", "training.lr=tag(log,interval(1e-3,0.3))",
-        "training.momentum=interval(0.8,0.98)", "training.weight_decay=tag(log,interval(1e-5,1e-2))",
-        "training.lr_schedule=choice(constant,cosine)", "training.norm=choice(none,batch)",
-    ]  # fmt: skip
+        f"training={{{node}}}",
+        "allowed_targets=[benchmarks]",
+        "search_space=[]",
+        "training.lr=tag(log,interval(1e-3,0.3))",
+        "training.momentum=interval(0.8,0.98)",
+        "training.weight_decay=tag(log,interval(1e-5,1e-2))",
+        "training.lr_schedule=choice(constant,cosine)",
+        "training.norm=choice(none,batch)",
+    ]
 
 
 def _stock_command(side: str, arguments: argparse.Namespace, folder: Path, seed: int) -> list[str]:
     return [
-        sys.executable, "-m", "benchmarks.stock_tune", f"--trials={arguments.trials}", f"--concurrency={arguments.concurrency}",
-        f"--epochs={arguments.epochs}", f"--batch-size={arguments.batch_size}", f"--seed={seed}", f"--folder={folder}",
+        sys.executable,
+        "-m",
+        "benchmarks.stock_tune",
+        f"--trials={arguments.trials}",
+        f"--concurrency={arguments.concurrency}",
+        f"--epochs={arguments.epochs}",
+        f"--batch-size={arguments.batch_size}",
+        f"--seed={seed}",
+        f"--folder={folder}",
         *(["--reuse-actors"] if side == "stock reusing actors" else []),
-    ]  # fmt: skip
+    ]
 
 
 def _read_ours(folder: Path) -> Mapping[str, Any]:
@@ -141,9 +200,13 @@ def _read_ours(folder: Path) -> Mapping[str, Any]:
     study = read_study("overhead", folder / "overhead")
     results = finished_results(study).values()
     return {
-        "first_asked_at": min(trial.datetime_start.timestamp() for trial in study.trials if trial.datetime_start),
+        "first_asked_at": min(
+            trial.datetime_start.timestamp() for trial in study.trials if trial.datetime_start
+        ),
         "ended_at": [result.stopped_at for result in results],
-        "training_seconds": [_in_training(result.last) for result in results if result.last is not None],
+        "training_seconds": [
+            _in_training(result.last) for result in results if result.last is not None
+        ],
     }
 
 
@@ -153,7 +216,14 @@ def _in_training(last: Evaluation) -> float:
 
 def print_table(searches: Sequence[Search], ratios: Mapping[str, Ratio]) -> None:
     """Print the medians of each side, then the ratios."""
-    header = ("outside a trial", "process a trial", "training a trial", "window", "first result", "closing")
+    header = (
+        "outside a trial",
+        "process a trial",
+        "training a trial",
+        "window",
+        "first result",
+        "closing",
+    )
     print(f"\n{'median seconds':<22}" + "".join(f"{text:>18}" for text in header))
     for side in SIDES:
         own = [search for search in searches if search.side == side]
@@ -173,7 +243,9 @@ def print_table(searches: Sequence[Search], ratios: Mapping[str, Ratio]) -> None
 
 def main() -> int:
     """Measure all repeats, print and write them, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.overhead", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--trials", type=int, default=100, help="trials of each search")
     parser.add_argument("--repeats", type=int, default=3, help="searches of each side")
     parser.add_argument("--concurrency", type=int, default=2, help="trials at once, one CPU each")
@@ -187,7 +259,11 @@ def main() -> int:
         for side in SIDES if repeat % 2 == 0 else reversed(SIDES):
             searches.append(run_search(side, arguments, seed=repeat))
             outside, process = searches[-1].outside_seconds_per_trial, searches[-1].process_seconds
-            print(f"repeat {repeat}: {side:<22} {outside:.4g} s outside training a trial, {process:.4g} s in all", flush=True)
+            print(
+                f"repeat {repeat}: {side:<22} {outside:.4g} s outside training a trial,"
+                f" {process:.4g} s in all",
+                flush=True,
+            )
 
     def of(side: str, field: str) -> list[float]:
         return [getattr(search, field) for search in searches if search.side == side]
@@ -210,10 +286,17 @@ def main() -> int:
         "overhead",
         started=started,
         settings=vars(arguments),
-        result={"ratios": ratios, "holds": {f"outside training, ours / stock: at most {MAX_OUTSIDE_RATIO}": holds}, "searches": searches},
+        result={
+            "ratios": ratios,
+            "holds": {f"outside training, ours / stock: at most {MAX_OUTSIDE_RATIO}": holds},
+            "searches": searches,
+        },
     )
     print_table(searches, ratios)
-    print(f"{'holds' if holds else 'FAILS'}: ours outside training is at most {MAX_OUTSIDE_RATIO} of stock's")
+    print(
+        f"{'holds' if holds else 'FAILS'}: ours outside training is at most {MAX_OUTSIDE_RATIO} of"
+        " stock's"
+    )
     print(f"written to {path}")
     return 0 if holds else 1
 

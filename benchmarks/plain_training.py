@@ -1,7 +1,9 @@
-"""A plain PyTorch training loop, which does the same training as autotune's: benchmarks compare with it.
+"""A plain PyTorch training loop, which does the same training as autotune's: benchmarks compare
+with it.
 
-Its loop uses nothing of autotune. The model and the data set are autotune's own, so that both sides do the same arithmetic: a
-plain training and ``autotune.training.loop.train`` with the same settings and seed end with the same weights.
+Its loop uses nothing of autotune. The model and the data set are autotune's own, so that both sides
+do the same arithmetic: a plain training and ``autotune.training.loop.train`` with the same settings
+and seed end with the same weights.
 """
 
 import time
@@ -50,13 +52,23 @@ def fit(
     """The training of ``benchmarks.stock_tune`` as a training function of autotune's."""
     splits = digits()
     settings = Settings(
-        lr=lr, momentum=momentum, weight_decay=weight_decay, lr_schedule=lr_schedule, norm=norm, widths=(16, 32), batch_size=batch_size,
-        epochs=epochs, evaluate_every_samples=len(splits["train"][0]), seed=seed,
-    )  # fmt: skip
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        lr_schedule=lr_schedule,
+        norm=norm,
+        widths=(16, 32),
+        batch_size=batch_size,
+        epochs=epochs,
+        evaluate_every_samples=len(splits["train"][0]),
+        seed=seed,
+    )
     train_plain(settings, splits, lambda metric, loss: report(metric, loss=loss))
 
 
-def train_plain(settings: Settings, splits: Splits, report: Callable[[float, float], None]) -> float:
+def train_plain(
+    settings: Settings, splits: Splits, report: Callable[[float, float], None]
+) -> float:
     """Train for all epochs and call ``report`` with accuracy and loss at every evaluation.
 
     Returns:
@@ -66,11 +78,21 @@ def train_plain(settings: Settings, splits: Splits, report: Callable[[float, flo
     inputs, targets = splits["train"]
     total_steps = settings.epochs * (len(inputs) // settings.batch_size)
     input_shape, num_classes = tuple(inputs.shape[1:]), int(targets.max()) + 1
-    model = SimpleCNN(input_shape=input_shape, num_classes=num_classes, widths=settings.widths, norm=settings.norm)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=settings.lr, momentum=settings.momentum, nesterov=True, weight_decay=settings.weight_decay
+    model = SimpleCNN(
+        input_shape=input_shape, num_classes=num_classes, widths=settings.widths, norm=settings.norm
     )
-    schedule: LRScheduler | None = CosineAnnealingLR(optimizer, T_max=total_steps) if settings.lr_schedule == "cosine" else None
+    optimizer = torch.optim.SGD(
+        model.parameters(),
+        lr=settings.lr,
+        momentum=settings.momentum,
+        nesterov=True,
+        weight_decay=settings.weight_decay,
+    )
+    schedule: LRScheduler | None = (
+        CosineAnnealingLR(optimizer, T_max=total_steps)
+        if settings.lr_schedule == "cosine"
+        else None
+    )
     loss_function = torch.nn.CrossEntropyLoss()
     shuffle = torch.Generator().manual_seed(settings.seed)
 
@@ -96,12 +118,20 @@ def train_plain(settings: Settings, splits: Splits, report: Callable[[float, flo
 
 
 @torch.inference_mode()
-def _evaluate(model: torch.nn.Module, loss_function: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
+def _evaluate(
+    model: torch.nn.Module,
+    loss_function: torch.nn.Module,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+) -> tuple[float, float]:
     """Accuracy and mean loss over a split."""
     model.eval()
     num_correct, loss = 0, 0.0
     for start in range(0, len(inputs), _EVALUATION_BATCH):
-        outputs, wanted = model(inputs[start : start + _EVALUATION_BATCH]), targets[start : start + _EVALUATION_BATCH]
+        outputs, wanted = (
+            model(inputs[start : start + _EVALUATION_BATCH]),
+            targets[start : start + _EVALUATION_BATCH],
+        )
         num_correct += int((outputs.argmax(dim=-1) == wanted).sum())
         loss += float(loss_function(outputs, wanted)) * len(wanted)
     model.train()

@@ -1,12 +1,13 @@
 """What does a search cost with more workers? ``python -m benchmarks.scaling --recordings DIR``.
 
-Searches are replayed over recorded learning curves (``docs/recording.md``) on a virtual clock, with each number of workers. The driver of
-a replay is that of a study, so what its decisions cost is measured.
+Searches are replayed over recorded learning curves (``docs/recording.md``) on a virtual clock, with
+each number of workers. The driver of a replay is that of a study, so what its decisions cost is
+measured.
 
-Reported for each policy and number of workers: seconds of the clock until a trial within 10% of the best has
-reached the target, in trainings of the best configuration (geometric mean over recordings and seeds); the share of worker seconds
-in which nothing was trained; and what an answer of the driver took (mean, median, 99th percentile).
-No claim is checked.
+Reported for each policy and number of workers: seconds of the clock until a trial within 10% of the
+best has reached the target, in trainings of the best configuration (geometric mean over recordings
+and seeds); the share of worker seconds in which nothing was trained; and what an answer of the
+driver took (mean, median, 99th percentile). No claim is checked.
 
 Exit code 0: it ran; 2: no recordings.
 """
@@ -93,7 +94,10 @@ def run_search(search: Search) -> Score:
     answers: list[float] = []
     trace = replay(
         recording,
-        lambda place: _timed(replayed_policy(recording, _composed(search.policy), seed=search.seed, place=place), answers),
+        lambda place: _timed(
+            replayed_policy(recording, _composed(search.policy), seed=search.seed, place=place),
+            answers,
+        ),
         num_workers=search.num_workers,
         within=WITHIN,
     )
@@ -106,7 +110,9 @@ def _score(search: Search, trace: Trace, best: float, answers: Sequence[float]) 
     return Score(
         search=search,
         wall_multiple=wall / best,
-        idle_share=1 - sum(stretch.stopped_seconds - stretch.started_seconds for stretch in trace.stretches) / there,
+        idle_share=1
+        - sum(stretch.stopped_seconds - stretch.started_seconds for stretch in trace.stretches)
+        / there,
         num_answers=len(answers),
         mean_answer_ms=1e3 * float(np.mean(answers)),
         median_answer_ms=1e3 * float(np.median(answers)),
@@ -153,20 +159,41 @@ def rows_of(scores: Sequence[Score]) -> list[Row]:
             policy=policy,
             num_workers=num_workers,
             num_searches=len(group),
-            wall_multiple=math.exp(float(np.mean([math.log(score.wall_multiple) for score in group]))),
+            wall_multiple=math.exp(
+                float(np.mean([math.log(score.wall_multiple) for score in group]))
+            ),
             **{name: float(np.mean([getattr(score, name) for score in group])) for name in _MEANS},
         )
         for (policy, num_workers), group in groups.items()
     ]
 
 
-_MEANS = ("idle_share", "mean_answer_ms", "median_answer_ms", "late_answer_ms", "answers_per_training")
+_MEANS = (
+    "idle_share",
+    "mean_answer_ms",
+    "median_answer_ms",
+    "late_answer_ms",
+    "answers_per_training",
+)
 
 
 def print_rows(console: Console, rows: Sequence[Row]) -> None:
     """Print the rows as a table."""
-    table = Table(title="Searches until one within 10% of the best has reached the target", title_justify="left")
-    for name in ("policy", "workers", "n", "wall", "idle", "answer ms", "median", "99%", "answers a training"):
+    table = Table(
+        title="Searches until one within 10% of the best has reached the target",
+        title_justify="left",
+    )
+    for name in (
+        "policy",
+        "workers",
+        "n",
+        "wall",
+        "idle",
+        "answer ms",
+        "median",
+        "99%",
+        "answers a training",
+    ):
         table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
     for row in rows:
         table.add_row(
@@ -207,24 +234,50 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     rows = rows_of(scores)
     print_rows(console, rows)
     settings = {**vars(arguments), "recordings": [folder.name for folder in folders]}
-    path = write_result("scaling", started=started, settings=settings, result={"rows": rows, "searches": [*map(_plain, scores)]})
+    path = write_result(
+        "scaling",
+        started=started,
+        settings=settings,
+        result={"rows": rows, "searches": [*map(_plain, scores)]},
+    )
     console.print(f"written to {path}", soft_wrap=True)
     return 0
 
 
 def _plain(score: Score) -> dict[str, Any]:
-    return {**vars(score), "search": {**vars(score.search), "recording": score.search.recording.name}}
+    return {
+        **vars(score),
+        "search": {**vars(score.search), "recording": score.search.recording.name},
+    }
 
 
 def main(command_line: Sequence[str] | None = None) -> int:
     """Read the command line, run, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__.partition("\n")[0])
-    parser.add_argument("--recordings", help=f"folder of recordings, one folder each; else the variable {RECORDINGS_VARIABLE}")
-    parser.add_argument("--names", type=_names, default=[], help="of recordings, with commas; else all")
-    parser.add_argument("--policies", type=_names, default=["freeze_thaw", "tpe"], help="of search=, with commas")
-    parser.add_argument("--workers", type=_numbers, default=[1, 8, 64, 512], help="numbers of workers, with commas")
-    parser.add_argument("--seeds", type=int, default=2, help="searches of each kind over each recording")
-    parser.add_argument("--processes", type=int, default=1, help="to replay with; more than one disturbs the times of answers")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scaling", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument(
+        "--recordings",
+        help=f"folder of recordings, one folder each; else the variable {RECORDINGS_VARIABLE}",
+    )
+    parser.add_argument(
+        "--names", type=_names, default=[], help="of recordings, with commas; else all"
+    )
+    parser.add_argument(
+        "--policies", type=_names, default=["freeze_thaw", "tpe"], help="of search=, with commas"
+    )
+    parser.add_argument(
+        "--workers", type=_numbers, default=[1, 8, 64, 512], help="numbers of workers, with commas"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=2, help="searches of each kind over each recording"
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=1,
+        help="to replay with; more than one disturbs the times of answers",
+    )
     return run(parser.parse_args(command_line), Console(width=None if sys.stdout.isatty() else 160))
 
 

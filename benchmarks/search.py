@@ -1,15 +1,20 @@
-"""What does a search cost, in trainings of the best configuration? ``python -m benchmarks.search --recordings DIR``.
+"""What does a search cost, in trainings of the best configuration? ``python -m benchmarks.search
+--recordings DIR``.
 
-Searches are replayed over recorded learning curves (``docs/recording.md``): recordings x policies x seeds x numbers of workers, on
-all cores, one thread each. For all policies alike a suggested point is taken as the nearest recorded trial not yet used, trials are
-charged the training seconds up to where they were left, and workers are asynchronous (``benchmarks.replay``).
+Searches are replayed over recorded learning curves (``docs/recording.md``): recordings x policies x
+seeds x numbers of workers, on all cores, one thread each. For all policies alike a suggested point
+is taken as the nearest recorded trial not yet used, trials are charged the training seconds up to
+where they were left, and workers are asynchronous (``benchmarks.replay``).
 
-Reported is the cost multiple (``benchmarks/search_peers/scores.py`` defines it, and what a search is charged that threw its last
-winner away): per policy its geometric mean over recordings and seeds with an interval by the bootstrap, its 90th percentile, the
-recording where it is worst relative to random search with cap, the share of searches that threw their last winner away, the share
-of the fastest trials that a stop threw away, regret over budget, and how long a decision takes. No claim is checked.
+Reported is the cost multiple (``benchmarks/search_peers/scores.py`` defines it, and what a search
+is charged that threw its last winner away): per policy its geometric mean over recordings and seeds
+with an interval by the bootstrap, its 90th percentile, the recording where it is worst relative to
+random search with cap, the share of searches that threw their last winner away, the share of the
+fastest trials that a stop threw away, regret over budget, and how long a decision takes. No claim
+is checked.
 
-Policies that need a library which is not installed (``pip install "autotune[peers]"``) are skipped, and the output says so.
+Policies that need a library which is not installed (``pip install "autotune[peers]"``) are skipped,
+and the output says so.
 
 Exit code 0: it ran; 2: no recordings, a name that is none, or no time for one seed.
 """
@@ -57,7 +62,12 @@ REFERENCE = "random_cap"
 CHARGED = "random"
 """Policy whose seconds are added to the cost of a search that threw its last winner away."""
 RECORDINGS_VARIABLE = "AUTOTUNE_RECORDINGS"
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "LOKY_MAX_CPU_COUNT")
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "LOKY_MAX_CPU_COUNT",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,15 +91,29 @@ def run_search(search: Search) -> SearchScore:
     wall_seconds = time.perf_counter() - began
     charged = 0.0
     if trace.seconds_until(recording, WITHIN) is None:
-        at_random = _trace(Search(recording=search.recording, policy=CHARGED, seed=search.seed, num_workers=search.num_workers))
-        charged = at_random.seconds_until(recording, WITHIN) or 0.0  # random search ends only when it has found a winner
+        at_random = _trace(
+            Search(
+                recording=search.recording,
+                policy=CHARGED,
+                seed=search.seed,
+                num_workers=search.num_workers,
+            )
+        )
+        # random search ends only when it has found a winner
+        charged = at_random.seconds_until(recording, WITHIN) or 0.0
     return SearchScore(
         recording=search.recording.name,
         policy=search.policy,
         seed=search.seed,
         num_workers=search.num_workers,
         wall_seconds=wall_seconds,
-        **score_trace(recording, trace, charged, resume_seconds=search.resume_seconds, decision_seconds=search.charged_decision_seconds),
+        **score_trace(
+            recording,
+            trace,
+            charged,
+            resume_seconds=search.resume_seconds,
+            decision_seconds=search.charged_decision_seconds,
+        ),
     )
 
 
@@ -97,7 +121,8 @@ def _trace(search: Search) -> Trace:
     recording, kind = _recording(search.recording), POLICIES[search.policy]
     return replay(
         recording,
-        lambda place: kind.make(recording, seed=search.seed, place=place),  # type: ignore[arg-type,return-value]  # it has the verbs
+        # it has the verbs
+        lambda place: kind.make(recording, seed=search.seed, place=place),  # type: ignore[arg-type,return-value]
         num_workers=search.num_workers,
         within=WITHIN,
     )
@@ -109,7 +134,10 @@ def _recording(folder: Path) -> Recording:
 
 
 def run_searches(searches: Sequence[Search], num_processes: int) -> Iterator[SearchScore]:
-    """Yield scores as searches end; they run in this process with 0 processes, else in that many others with one thread each."""
+    """Yield scores as searches end.
+
+    They run in this process with 0 processes, else in that many others with one thread each.
+    """
     if num_processes == 0:
         yield from map(run_search, searches)
         return
@@ -118,19 +146,30 @@ def run_searches(searches: Sequence[Search], num_processes: int) -> Iterator[Sea
 
 
 def one_thread_processes(number: int) -> Pool:
-    """A pool of new processes with one thread each: libraries read the variables for that when the processes import them."""
+    """A pool of new processes with one thread each: libraries read the variables for that when
+    the processes import them.
+    """
     with mock.patch.dict(os.environ, dict.fromkeys(_THREAD_VARIABLES, "1")):
         return multiprocessing.get_context("spawn").Pool(number)
 
 
-def measure_decisions(policies: Sequence[str], limit_seconds: float) -> dict[str, list[DecisionTime | None]]:
-    """Decision times of each policy, at each of ``NUM_TRIALS``; after a number of trials that it does not reach, no larger one is tried."""
+def measure_decisions(
+    policies: Sequence[str], limit_seconds: float
+) -> dict[str, list[DecisionTime | None]]:
+    """Decision times of each policy, at each of ``NUM_TRIALS``.
+
+    After a number of trials that it does not reach, no larger one is tried.
+    """
     quiet_optuna()
     found: dict[str, list[DecisionTime | None]] = {}
     for policy in policies:
         times: list[DecisionTime | None] = []
         for number in NUM_TRIALS:
-            times.append(None if None in times else decision_time(policy, number, limit_seconds=limit_seconds))
+            times.append(
+                None
+                if None in times
+                else decision_time(policy, number, limit_seconds=limit_seconds)
+            )
         found[policy] = times
     return found
 
@@ -142,19 +181,26 @@ def summaries_of(scores: Sequence[SearchScore]) -> list[PolicySummary]:
         own = [score for score in scores if score.num_workers == num_workers]
         reference = [score for score in own if score.policy == REFERENCE]
         found += [
-            summarise([score for score in own if score.policy == name], reference) for name in dict.fromkeys(score.policy for score in own)
+            summarise([score for score in own if score.policy == name], reference)
+            for name in dict.fromkeys(score.policy for score in own)
         ]
     return sorted(found, key=lambda summary: (summary.num_workers, summary.geometric_mean))
 
 
 def print_summaries(
-    console: Console, summaries: Sequence[PolicySummary], scores: Sequence[SearchScore], decisions: dict[str, list[DecisionTime | None]]
+    console: Console,
+    summaries: Sequence[PolicySummary],
+    scores: Sequence[SearchScore],
+    decisions: dict[str, list[DecisionTime | None]],
 ) -> None:
     """Print a table of the policies and one of the recordings, for each number of workers."""
     for num_workers in sorted({summary.num_workers for summary in summaries}):
         own = [summary for summary in summaries if summary.num_workers == num_workers]
         first = own[0]
-        title = f"Cost multiple, {num_workers} worker(s), {first.num_recordings} recording(s), {first.num_searches} searches a policy"
+        title = (
+            f"Cost multiple, {num_workers} worker(s), {first.num_recordings} recording(s),"
+            f" {first.num_searches} searches a policy"
+        )
         table = Table(title=title, title_justify="left")
         table.add_column("policy", no_wrap=True)
         for name in (
@@ -172,7 +218,11 @@ def print_summaries(
             table.add_column(name, justify="right")
         for summary in own:
             times = decisions.get(summary.policy, [])
-            lost = "-" if summary.lost_winners_fraction is None else f"{summary.lost_winners_fraction:.1%}"
+            lost = (
+                "-"
+                if summary.lost_winners_fraction is None
+                else f"{summary.lost_winners_fraction:.1%}"
+            )
             table.add_row(
                 summary.policy,
                 f"{summary.geometric_mean:.4g} [{summary.low:.3g}, {summary.high:.3g}]",
@@ -182,46 +232,70 @@ def print_summaries(
                 f"{summary.worst_relative:.3g} {summary.worst_recording}",
                 f"{summary.threw_last_winner_away_fraction:.1%}",
                 lost,
-                " / ".join("-" if decision is None else f"{decision.suggestion_milliseconds:.3g}" for decision in times) or "-",
-                " / ".join("-" if decision is None else f"{decision.longest_milliseconds:.3g}" for decision in times) or "-",
+                " / ".join(
+                    "-" if decision is None else f"{decision.suggestion_milliseconds:.3g}"
+                    for decision in times
+                )
+                or "-",
+                " / ".join(
+                    "-" if decision is None else f"{decision.longest_milliseconds:.3g}"
+                    for decision in times
+                )
+                or "-",
                 f"{summary.wall_seconds:.2g}",
             )
         console.print(table)
-        rows = Table(title=f"Geometric mean over seeds, {num_workers} worker(s)", title_justify="left")
+        rows = Table(
+            title=f"Geometric mean over seeds, {num_workers} worker(s)", title_justify="left"
+        )
         rows.add_column("recording", no_wrap=True)
-        means = {summary.policy: geometric_means(_of(scores, summary.policy, num_workers)) for summary in own}
+        means = {
+            summary.policy: geometric_means(_of(scores, summary.policy, num_workers))
+            for summary in own
+        }
         for name in means:
             rows.add_column(name, justify="right")
         for recording in means[REFERENCE]:
-            rows.add_row(recording, *(f"{by_recording[recording]:.4g}" for by_recording in means.values()))
+            rows.add_row(
+                recording, *(f"{by_recording[recording]:.4g}" for by_recording in means.values())
+            )
         console.print(rows)
 
 
 def _of(scores: Sequence[SearchScore], policy: str, num_workers: int) -> list[SearchScore]:
-    return [score for score in scores if score.policy == policy and score.num_workers == num_workers]
+    return [
+        score for score in scores if score.policy == policy and score.num_workers == num_workers
+    ]
 
 
-def _watched(searches: Sequence[Search], arguments: argparse.Namespace, console: Console) -> list[SearchScore]:
+def _watched(
+    searches: Sequence[Search], arguments: argparse.Namespace, console: Console
+) -> list[SearchScore]:
     """The scores of all searches, or of those that end in time; progress is printed."""
     began = time.monotonic()
     scores: list[SearchScore] = []
     for score in run_searches(searches, arguments.processes):
         scores.append(score)
         if len(scores) % max(1, len(searches) // 20) == 0:
-            console.print(f"{len(scores)} of {len(searches)} searches, {time.monotonic() - began:.0f} s")
+            console.print(
+                f"{len(scores)} of {len(searches)} searches, {time.monotonic() - began:.0f} s"
+            )
         if time.monotonic() - began > arguments.search_seconds:
             break
     return scores
 
 
 def complete_seeds(scores: Sequence[SearchScore], num_searches: int) -> list[SearchScore]:
-    """The scores of the seeds that have ``num_searches`` scores: those of every policy over every recording."""
+    """The scores of the seeds that have ``num_searches`` scores: those of every policy over
+    every recording.
+    """
     numbers = Counter(score.seed for score in scores)
     return [score for score in scores if numbers[score.seed] == num_searches]
 
 
 def recording_folders(root: Path, names: Sequence[str]) -> list[Path]:
-    """The folders of all recordings in a folder in order of their names, or of those with the given names.
+    """The folders of all recordings in a folder in order of their names, or of those with the given
+    names.
 
     Raises:
         AutotuneError: there is no recording, or none of a given name.
@@ -229,7 +303,10 @@ def recording_folders(root: Path, names: Sequence[str]) -> list[Path]:
     found = {path.parent.name: path.parent for path in sorted(root.glob("*/study.yaml"))}
     missing = [name for name in names if name not in found]
     if missing or not found:
-        raise AutotuneError(f"{root}: has no recording {missing[0] if missing else ''}; found are {', '.join(found) or 'none'}")
+        raise AutotuneError(
+            f"{root}: has no recording {missing[0] if missing else ''}; found are"
+            f" {', '.join(found) or 'none'}"
+        )
     return [found[name] for name in names or found]
 
 
@@ -246,7 +323,8 @@ def recordings_asked_for(arguments: argparse.Namespace) -> list[Path]:
 
 
 def policies_to_run(asked: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The policies to run, always with random search with cap, and the policies to skip with the library that they lack.
+    """The policies to run, always with random search with cap, and the policies to skip with the
+    library that they lack.
 
     Raises:
         AutotuneError: an unknown policy was asked for.
@@ -264,7 +342,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     root = arguments.recordings or os.environ.get(RECORDINGS_VARIABLE)
     if not root:
         console.print(
-            f"no recordings: give --recordings DIR or set {RECORDINGS_VARIABLE}, a folder of recordings as docs/recording.md says"
+            f"no recordings: give --recordings DIR or set {RECORDINGS_VARIABLE}, a folder of"
+            " recordings as docs/recording.md says"
         )
         return 2
     try:
@@ -274,7 +353,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         console.print(str(error), markup=False)
         return 2
     for name, library in skipped.items():
-        console.print(f"skipped: {name}, because {library} is not installed (the extra peers holds it)", markup=False)
+        console.print(
+            f"skipped: {name}, because {library} is not installed (the extra peers holds it)",
+            markup=False,
+        )
     started = circumstances()
     searches = [
         Search(
@@ -291,7 +373,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         for policy in policies
     ]
     console.print(f"{len(searches)} searches: {len(folders)} recordings, {', '.join(policies)}")
-    scores = complete_seeds(_watched(searches, arguments, console), len(searches) // arguments.seeds)
+    scores = complete_seeds(
+        _watched(searches, arguments, console), len(searches) // arguments.seeds
+    )
     if not scores:
         console.print("the time ended before every policy had made its first search everywhere")
         return 2
@@ -301,13 +385,19 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             decisions = pool.apply(measure_decisions, (policies, arguments.decision_seconds))
     summaries = summaries_of(scores)
     print_summaries(console, summaries, scores, decisions)
-    settings: dict[str, Any] = {**vars(arguments), "recordings": [folder.name for folder in folders], "policies": policies}
+    settings: dict[str, Any] = {
+        **vars(arguments),
+        "recordings": [folder.name for folder in folders],
+        "policies": policies,
+    }
     result = {
         "skipped": skipped,
         "policies": summaries,
         "budgets": BUDGETS,
         "decision_times": decisions,
-        "searches": sorted(scores, key=lambda score: (score.num_workers, score.recording, score.policy, score.seed)),
+        "searches": sorted(
+            scores, key=lambda score: (score.num_workers, score.recording, score.policy, score.seed)
+        ),
     }
     path = write_result("search", started=started, settings=settings, result=result)
     paths = [path, *write_figures(path.parent, path.stem.removeprefix("search-"), summaries)]
@@ -317,18 +407,54 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 def main(command_line: Sequence[str] | None = None) -> int:
     """Read the command line, run, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=__doc__.partition("\n")[0])
-    parser.add_argument("--recordings", help=f"folder of recordings, one folder each; else the variable {RECORDINGS_VARIABLE}")
-    parser.add_argument("--names", type=_names, default=[], help="of recordings, with commas; else all")
-    parser.add_argument("--policies", type=_names, default=[], help=f"with commas; else all of {', '.join(POLICIES)}")
-    parser.add_argument("--seeds", type=int, default=10, help="searches of each policy over each recording")
-    parser.add_argument("--workers", type=_numbers, default=[1, 8], help="numbers of virtual workers, with commas")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="to replay with; 0: in this one")
-    parser.add_argument("--search-seconds", type=float, default=math.inf, help="most seconds to replay for; only whole seeds count")
-    parser.add_argument("--charge-resume-seconds", type=float, default=RESUME_SECONDS, help="of taking up a paused trial, in *charged*")
-    parser.add_argument("--charge-decision-seconds", type=float, default=DECISION_SECONDS, help="of each decision, in *charged*")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.search", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument(
-        "--decision-seconds", type=float, default=300, help="most seconds to bring a policy to 2,000 trials; 0: time no decisions"
+        "--recordings",
+        help=f"folder of recordings, one folder each; else the variable {RECORDINGS_VARIABLE}",
+    )
+    parser.add_argument(
+        "--names", type=_names, default=[], help="of recordings, with commas; else all"
+    )
+    parser.add_argument(
+        "--policies",
+        type=_names,
+        default=[],
+        help=f"with commas; else all of {', '.join(POLICIES)}",
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=10, help="searches of each policy over each recording"
+    )
+    parser.add_argument(
+        "--workers", type=_numbers, default=[1, 8], help="numbers of virtual workers, with commas"
+    )
+    parser.add_argument(
+        "--processes", type=int, default=os.cpu_count() or 1, help="to replay with; 0: in this one"
+    )
+    parser.add_argument(
+        "--search-seconds",
+        type=float,
+        default=math.inf,
+        help="most seconds to replay for; only whole seeds count",
+    )
+    parser.add_argument(
+        "--charge-resume-seconds",
+        type=float,
+        default=RESUME_SECONDS,
+        help="of taking up a paused trial, in *charged*",
+    )
+    parser.add_argument(
+        "--charge-decision-seconds",
+        type=float,
+        default=DECISION_SECONDS,
+        help="of each decision, in *charged*",
+    )
+    parser.add_argument(
+        "--decision-seconds",
+        type=float,
+        default=300,
+        help="most seconds to bring a policy to 2,000 trials; 0: time no decisions",
     )
     return run(parser.parse_args(command_line), Console(width=None if sys.stdout.isatty() else 200))
 

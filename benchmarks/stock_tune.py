@@ -1,7 +1,9 @@
-"""A search as Ray Tune's own documentation writes it: Tuner, OptunaSearch, a function trainable, MLflowLoggerCallback.
+"""A search as Ray Tune's own documentation writes it: Tuner, OptunaSearch, a function trainable,
+MLflowLoggerCallback.
 
-The other side of ``benchmarks.overhead``, which runs it in a process of its own and reads the one JSON line it prints last.
-Only what the comparison needs is set: the number of trials, how many run at once, the CPUs of one, where files go.
+The other side of ``benchmarks.overhead``, which runs it in a process of its own and reads the one
+JSON line it prints last. Only what the comparison needs is set: the number of trials, how many run
+at once, the CPUs of one, where files go.
 """
 
 import argparse
@@ -30,12 +32,16 @@ def trainable(config: Mapping[str, Any]) -> None:
     def report(metric: float, loss: float) -> None:
         nonlocal reporting_seconds
         now = time.perf_counter()
-        tune.report({"accuracy": metric, "loss": loss, "training_seconds": now - began - reporting_seconds})
+        tune.report(
+            {"accuracy": metric, "loss": loss, "training_seconds": now - began - reporting_seconds}
+        )
         reporting_seconds += time.perf_counter() - now
 
     splits = digits()
     num_train = len(splits["train"][0])
-    train_plain(Settings(**config, widths=(16, 32), evaluate_every_samples=num_train), splits, report)
+    train_plain(
+        Settings(**config, widths=(16, 32), evaluate_every_samples=num_train), splits, report
+    )
 
 
 class StampedSearch(OptunaSearch):  # type: ignore[misc]  # ray has no types
@@ -63,14 +69,22 @@ class Ends(tune.Callback):  # type: ignore[misc]  # ray has no types
 
 def main() -> None:
     """Run one search and print its times as a line of JSON."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.stock_tune", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.stock_tune", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--trials", type=int, required=True)
     parser.add_argument("--concurrency", type=int, required=True)
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--batch-size", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--folder", type=Path, required=True, help="where the results and the MLflow file go")
-    parser.add_argument("--reuse-actors", action="store_true", help="with Tune's own reuse of actors, which is off unless asked for")
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="where the results and the MLflow file go"
+    )
+    parser.add_argument(
+        "--reuse-actors",
+        action="store_true",
+        help="with Tune's own reuse of actors, which is off unless asked for",
+    )
     arguments = parser.parse_args()
 
     ray.init(address="local", num_cpus=arguments.concurrency)
@@ -98,14 +112,27 @@ def main() -> None:
         run_config=tune.RunConfig(
             name="stock",
             storage_path=str(arguments.folder),
-            callbacks=[MLflowLoggerCallback(tracking_uri=f"sqlite:///{arguments.folder}/mlflow.db", experiment_name="stock"), ends],
+            callbacks=[
+                MLflowLoggerCallback(
+                    tracking_uri=f"sqlite:///{arguments.folder}/mlflow.db", experiment_name="stock"
+                ),
+                ends,
+            ],
         ),
     )
     results = tuner.fit()
     training_seconds = [result.metrics["training_seconds"] for result in results]
     if results.errors:
         raise SystemExit(f"{len(results.errors)} trials failed; the first: {results.errors[0]}")
-    print(json.dumps({"first_asked_at": search.first_asked_at, "ended_at": ends.times, "training_seconds": training_seconds}))
+    print(
+        json.dumps(
+            {
+                "first_asked_at": search.first_asked_at,
+                "ended_at": ends.times,
+                "training_seconds": training_seconds,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

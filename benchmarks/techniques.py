@@ -1,9 +1,11 @@
-"""What do transfer, distillation and pruning bring in time to target? ``python -m benchmarks.techniques``.
+"""What do transfer, distillation and pruning bring in time to target? ``python -m
+benchmarks.techniques``.
 
-Both sides of a pair train the same model on the same data from the same seed to the same target, in turn in one process on one
-torch thread, the side that goes first alternating. Each comparison is made twice: with the experiment's own settings, and with the
-rate and schedule (or its length) that suit each side best, picked from one grid for both, on seeds of their own. Time to target is
-warm: prepare and train. What a technique starts from is trained once beforehand and told apart.
+Both sides of a pair train the same model on the same data from the same seed to the same target, in
+turn in one process on one torch thread, the side that goes first alternating. Each comparison is
+made twice: with the experiment's own settings, and with the rate and schedule (or its length) that
+suit each side best, picked from one grid for both, on seeds of their own. Time to target is warm:
+prepare and train. What a technique starts from is trained once beforehand and told apart.
 
 There is no claim to hold: whatever comes out is written down. Exit code 0.
 """
@@ -33,7 +35,9 @@ _SCHEDULES, _LENGTHS = ("lr_schedule=constant", "lr_schedule=one_cycle"), ("epoc
 
 @dataclass(frozen=True, kw_only=True)
 class Sides:
-    """Two configurations with the same target, without and with a technique: overrides of an experiment."""
+    """Two configurations with the same target, without and with a technique: overrides of an
+    experiment.
+    """
 
     common: tuple[str, ...]
     without: tuple[str, ...]
@@ -43,16 +47,37 @@ class Sides:
 
 
 _FROM_DIGITS = ("technique=transfer", "technique.source=digits_source")
-_FROM_TEACHER = ("technique=distillation", "technique.source=digits_teacher", "technique.temperature=4.0", "technique.mix=0.9")
+_FROM_TEACHER = (
+    "technique=distillation",
+    "technique.source=digits_teacher",
+    "technique.temperature=4.0",
+    "technique.mix=0.9",
+)
 COMPARISONS = {
-    "transfer": Sides(common=("experiment=transfer",), without=(), having=(*_FROM_DIGITS, "technique.unfreeze_at=0.0")),
-    "transfer_frozen_at_first": Sides(common=("experiment=transfer",), without=(), having=(*_FROM_DIGITS, "technique.unfreeze_at=0.05")),
+    "transfer": Sides(
+        common=("experiment=transfer",),
+        without=(),
+        having=(*_FROM_DIGITS, "technique.unfreeze_at=0.0"),
+    ),
+    "transfer_frozen_at_first": Sides(
+        common=("experiment=transfer",),
+        without=(),
+        having=(*_FROM_DIGITS, "technique.unfreeze_at=0.05"),
+    ),
     "distillation": Sides(common=("experiment=distill",), without=(), having=_FROM_TEACHER),
-    "distillation_near_the_ceiling": Sides(common=("experiment=distill", "target.value=0.97"), without=(), having=_FROM_TEACHER),
-    "pruning_over_dense": Sides(common=("experiment=prune",), without=("technique=none",), having=(), beside_rate=_LENGTHS),
+    "distillation_near_the_ceiling": Sides(
+        common=("experiment=distill", "target.value=0.97"), without=(), having=_FROM_TEACHER
+    ),
+    "pruning_over_dense": Sides(
+        common=("experiment=prune",), without=("technique=none",), having=(), beside_rate=_LENGTHS
+    ),
     "pruning_over_pruned_at_the_start": Sides(
         common=("experiment=prune",),
-        without=("technique.start_fraction=0.0", "technique.end_fraction=0.0", "technique.num_prunings=1"),
+        without=(
+            "technique.start_fraction=0.0",
+            "technique.end_fraction=0.0",
+            "technique.num_prunings=1",
+        ),
         having=(),
         beside_rate=_LENGTHS,
     ),
@@ -71,18 +96,25 @@ def run(config: TrialConfig, seed: int) -> RunScore:
     return RunScore(last.warm_seconds, last.outcome is Outcome.REACHED)
 
 
-def grid(composer: Composer, overrides: Sequence[str], beside_rate: Sequence[str]) -> dict[str, TrialConfig]:
+def grid(
+    composer: Composer, overrides: Sequence[str], beside_rate: Sequence[str]
+) -> dict[str, TrialConfig]:
     """The configurations of a side at all points of the grid, by the overrides of the point."""
     points = itertools.product(_RATES, beside_rate)
     return {" ".join(point): composer.compose([*overrides, *point]).trial for point in points}
 
 
 def best_of(configs: Mapping[str, TrialConfig], num_seeds: int) -> str:
-    """Name of the point that reaches the target most often; among equals, of the one with the least median time."""
+    """Name of the point that reaches the target most often.
+
+    Among equals, of the one with the least median time.
+    """
 
     def rank(name: str) -> tuple[int, float]:
         runs = [run(configs[name], _FIRST_PICKING_SEED + number) for number in range(num_seeds)]
-        return -sum(score.reached for score in runs), median(score.seconds or math.inf for score in runs)
+        return -sum(score.reached for score in runs), median(
+            score.seconds or math.inf for score in runs
+        )
 
     return min(configs, key=rank)
 
@@ -91,10 +123,15 @@ def compare(without: TrialConfig, having: TrialConfig, num_pairs: int) -> dict[s
     """Run all pairs; return the ratio of the sides, and the runs of both."""
     runs: tuple[list[RunScore], list[RunScore]] = ([], [])
     for side, config in enumerate((without, having)):
-        run(config, _FIRST_SEED - 1 - side)  # not counted: it has the work that a process does only once
+        # not counted: it has the work that a process does only once
+        run(config, _FIRST_SEED - 1 - side)
     for side, number in in_turns(2, num_pairs):
         runs[side].append(run((without, having)[side], _FIRST_SEED + number))
-    return {"without_over_having": ratio_of_expected_scores(*runs), "without": _told(runs[0]), "having": _told(runs[1])}
+    return {
+        "without_over_having": ratio_of_expected_scores(*runs),
+        "without": _told(runs[0]),
+        "having": _told(runs[1]),
+    }
 
 
 def _told(runs: Sequence[RunScore]) -> dict[str, Any]:
@@ -115,7 +152,9 @@ def _relative(settings: Any) -> Any:
 
 
 def measure(name: str, *, num_pairs: int, num_picking_seeds: int) -> dict[str, Any]:
-    """Make one comparison twice: with the experiment's own settings, and with the best settings of each side."""
+    """Make one comparison twice: with the experiment's own settings, and with the best settings
+    of each side.
+    """
     sides, said = COMPARISONS[name], list[str]()
     composer = Composer([*sides.common, "device=cpu", "target.max_train_seconds=600"])
     overrides = {"without": sides.without, "having": sides.having}
@@ -127,7 +166,9 @@ def measure(name: str, *, num_pairs: int, num_picking_seeds: int) -> dict[str, A
     _print(name, "same settings", found["same_settings"])
     grids = {side: grid(composer, own, sides.beside_rate) for side, own in overrides.items()}
     found["best"] = {side: best_of(points, num_picking_seeds) for side, points in grids.items()}
-    found["best_settings"] = compare(*(grids[side][found["best"][side]] for side in ("without", "having")), num_pairs)
+    found["best_settings"] = compare(
+        *(grids[side][found["best"][side]] for side in ("without", "having")), num_pairs
+    )
     _print(name, "each side's best", found["best_settings"])
     print(f"{'':40s} {found['best']['without']} | {found['best']['having']}", flush=True)
     return found
@@ -135,21 +176,39 @@ def measure(name: str, *, num_pairs: int, num_picking_seeds: int) -> dict[str, A
 
 def _print(name: str, settings: str, found: Mapping[str, Any]) -> None:
     told = (
-        f"{found[side]['num_reached']}/{found[side]['num_runs']} in {found[side]['seconds_median']:.3g} s" for side in ("without", "having")
+        f"{found[side]['num_reached']}/{found[side]['num_runs']} in"
+        f" {found[side]['seconds_median']:.3g} s"
+        for side in ("without", "having")
     )
-    print(f"{name:40s} {settings:18s} without / having {found['without_over_having']}   {' | '.join(told)}", flush=True)
+    print(
+        f"{name:40s} {settings:18s} without / having {found['without_over_having']}  "
+        f" {' | '.join(told)}",
+        flush=True,
+    )
 
 
 def main() -> int:
     """Measure all comparisons, print and write them, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.techniques", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.techniques", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--comparisons", nargs="+", choices=COMPARISONS, default=list(COMPARISONS))
     parser.add_argument("--pairs", type=int, default=20, help="interleaved pairs to measure")
-    parser.add_argument("--picking-seeds", type=int, default=10, help="trainings of each point of the grid")
+    parser.add_argument(
+        "--picking-seeds", type=int, default=10, help="trainings of each point of the grid"
+    )
     arguments = parser.parse_args()
     started = circumstances()
-    results = {name: measure(name, num_pairs=arguments.pairs, num_picking_seeds=arguments.picking_seeds) for name in arguments.comparisons}
-    path = write_result("techniques", started=started, settings={**vars(arguments), "num_threads": 1}, result=results)
+    results = {
+        name: measure(name, num_pairs=arguments.pairs, num_picking_seeds=arguments.picking_seeds)
+        for name in arguments.comparisons
+    }
+    path = write_result(
+        "techniques",
+        started=started,
+        settings={**vars(arguments), "num_threads": 1},
+        result=results,
+    )
     print(f"written to {path}")
     return 0
 

@@ -1,8 +1,9 @@
 """A training loop as the PyTorch tutorials write it: autotune's own loop is compared with it.
 
-``DataLoader`` with worker processes that stay up, one sample at a time and collated; every batch copied to the device as it
-comes; running loss and accuracy read with ``.item()`` at every step; eager, float32 unless autocast is asked for.
-Source: "Training a Classifier" and "Optimizing Model Parameters" of the PyTorch tutorials.
+``DataLoader`` with worker processes that stay up, one sample at a time and collated; every batch
+copied to the device as it comes; running loss and accuracy read with ``.item()`` at every step;
+eager, float32 unless autocast is asked for. Source: "Training a Classifier" and "Optimizing Model
+Parameters" of the PyTorch tutorials.
 """
 
 import time
@@ -18,7 +19,10 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class _Shuffled(Sampler[int]):
-    """Samples in a new order each epoch, the order of autotune's loop; ``RandomSampler`` draws twice an epoch, so its order differs."""
+    """Samples in a new order each epoch, the order of autotune's loop.
+
+    ``RandomSampler`` draws twice an epoch, so its order differs.
+    """
 
     def __init__(self, num_samples: int, seed: int) -> None:
         self._num_samples = num_samples
@@ -72,9 +76,14 @@ class TextbookTraining:
         return time.perf_counter() - began
 
     def _step(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, int]:
-        """Take one step; return the batch's loss and number of correct answers, which waits for the device."""
+        """Take one step.
+
+        Return the batch's loss and number of correct answers, which waits for the device.
+        """
         self.optimizer.zero_grad()
-        with torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
+        with torch.autocast(
+            self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None
+        ):
             outputs = self.model(inputs)
             loss = self.loss(outputs, targets)
         loss.backward()

@@ -1,4 +1,6 @@
-"""Pages of the site that stand elsewhere in the repository: its README, the benchmarks' and CONTRIBUTING."""
+"""Pages of the site that stand elsewhere in the repository: its README, the benchmarks' and
+CONTRIBUTING.
+"""
 
 import re
 from pathlib import Path
@@ -7,7 +9,11 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
-PAGES = {"index.md": "README.md", "benchmarks.md": "benchmarks/README.md", "contributing.md": "CONTRIBUTING.md"}
+PAGES = {
+    "index.md": "README.md",
+    "benchmarks.md": "benchmarks/README.md",
+    "contributing.md": "CONTRIBUTING.md",
+}
 """File of each such page, by its name in the site."""
 
 
@@ -17,7 +23,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text = (ROOT / path).read_text(encoding="utf-8")
         files.append(File.generated(config, name, content=_with_links(text)))
         for image in re.findall(r"\]\((results/[^)]*\.png)\)", text):
-            files.append(File.generated(config, image, abs_src_path=str(ROOT / "benchmarks" / image)))
+            files.append(
+                File.generated(config, image, abs_src_path=str(ROOT / "benchmarks" / image))
+            )
     return files
 
 
@@ -30,5 +38,7 @@ def _with_links(text: str) -> str:
     """The text with links into ``docs`` and to the other pages as they are within the site."""
     text = re.sub(r"\]\((?:\.\./)?docs/cluster/\)", "](cluster/README.md)", text)
     text = re.sub(r"\]\((?:\.\./)?docs/", "](", text)
-    text = text.replace("](benchmarks/)", "](benchmarks.md)").replace("](benchmarks/README.md", "](benchmarks.md")
+    text = text.replace("](benchmarks/)", "](benchmarks.md)").replace(
+        "](benchmarks/README.md", "](benchmarks.md"
+    )
     return text.replace("](CONTRIBUTING.md)", "](contributing.md)")

@@ -22,18 +22,25 @@ from tests.support.served import Server, served
 
 MakeTrialConfig = Callable[..., TrialConfig]
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it as it is imported: more threads than cores wait for each other
-os.environ.setdefault("AUTOTUNE_MAX_RETAKES", "0")  # tests beside each other are contention, and count trials
+# torch reads it as it is imported: more threads than cores wait for each other
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# tests beside each other are contention, and count trials
+os.environ.setdefault("AUTOTUNE_MAX_RETAKES", "0")
 
-gc.set_threshold(100_000, 20, 50)  # torch and MLflow hold much that is walked at every collection, and never freed
+# torch and MLflow hold much that is walked at every collection, and never freed
+gc.set_threshold(100_000, 20, 50)
 settings.register_profile("shared", deadline=None)  # a busy machine makes no test fail
 settings.load_profile("shared")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of the execution layer, of stores and commands, and slow ones count as Ray tests: without them it is seconds."""
+    """Tests of the execution layer, of stores and commands, and slow ones count as Ray tests:
+    without them it is seconds.
+    """
     for item in items:
-        if "execution" in item.path.parts or any(map(item.get_closest_marker, ("store", "command", "slow"))):
+        if "execution" in item.path.parts or any(
+            map(item.get_closest_marker, ("store", "command", "slow"))
+        ):
             item.add_marker("ray")
 
 
@@ -43,8 +50,14 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where no Ray test is asked for, folders of nothing else are not even imported: with MLflow that takes seconds."""
-    return True if config.option.markexpr == "not ray" and collection_path.name in ("execution", "tracking") else None
+    """Where no Ray test is asked for, folders of nothing else are not even imported: with MLflow
+    that takes seconds.
+    """
+    return (
+        True
+        if config.option.markexpr == "not ray" and collection_path.name in ("execution", "tracking")
+        else None
+    )
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -58,13 +71,27 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _hydra_composes_once() -> Iterator[None]:
-    """Hydra takes a tenth of a second to read the same files again: what it made of them is kept while they stay as they are."""
+    """Hydra takes a tenth of a second to read the same files again: what it made of them is kept
+    while they stay as they are.
+    """
     made: dict[tuple[Any, ...], DictConfig] = {}
     shipped = Path(__file__).parent.parent / "conf"
 
     def compose_once(config_name: str, overrides: list[str], **settings: Any) -> DictConfig:
-        folders = [shipped, *(Path(each) for text in overrides for each in re.findall(r"files?://([^',\]]+)", text))]
-        files = sorted((str(path), path.stat().st_mtime_ns) for folder in folders for path in folder.rglob("*.yaml") if path.is_file())
+        folders = [
+            shipped,
+            *(
+                Path(each)
+                for text in overrides
+                for each in re.findall(r"files?://([^',\]]+)", text)
+            ),
+        ]
+        files = sorted(
+            (str(path), path.stat().st_mtime_ns)
+            for folder in folders
+            for path in folder.rglob("*.yaml")
+            if path.is_file()
+        )
         texts = str(ConfigStore.instance().repo.get("experiment"))
         key = (config_name, tuple(overrides), tuple(settings.items()), tuple(files), texts)
         if key not in made:
@@ -78,12 +105,18 @@ def _hydra_composes_once() -> Iterator[None]:
 
 @cache
 def _composed(overrides: tuple[str, ...]) -> TrialConfig:
-    return Composer(["experiment=cnn", "device=cpu", "runtime.num_threads=1", *overrides]).compose().trial
+    return (
+        Composer(["experiment=cnn", "device=cpu", "runtime.num_threads=1", *overrides])
+        .compose()
+        .trial
+    )
 
 
 @pytest.fixture(scope="session")
 def trial_config() -> MakeTrialConfig:
-    """Makes the configuration of one training on the CPU: of overrides, then of fields replaced as they are."""
+    """Makes the configuration of one training on the CPU: of overrides, then of fields replaced
+    as they are.
+    """
 
     def make(*overrides: str, **fields: Any) -> TrialConfig:
         return replace(_composed(overrides), **fields)
@@ -93,10 +126,11 @@ def trial_config() -> MakeTrialConfig:
 
 @pytest.fixture
 def check_pauses(tmp_path: Path) -> Callable[[Callable[[str], TrialConfig]], list[Evaluation]]:
-    """Asserts that a training is as if it had not been paused, if it is paused at each report where it can be, and continued anew.
+    """Asserts that a training is as if it had not been paused, if it is paused at each report where
+    it can be, and continued anew.
 
-    It takes what gives the training's configuration, for a folder of its own: once for the whole training, once for the paused one, whose
-    evaluations it returns.
+    It takes what gives the training's configuration, for a folder of its own: once for the whole
+    training, once for the paused one, whose evaluations it returns.
     """
     from autotune.session import is_pausable
     from autotune.training.run import start_training  # the tests of other parts do without torch

@@ -1,4 +1,6 @@
-"""The Python interface: ``autotune.tune`` of a function and of an experiment, in a process that is no command."""
+"""The Python interface: ``autotune.tune`` of a function and of an experiment, in a process that
+is no command.
+"""
 
 import json
 import math
@@ -72,8 +74,10 @@ result = autotune.tune(
 fit(lr=0.1, num_epochs=1)   # still runs by hand
 import json
 print(json.dumps({
-    "best": result.best, "speed_up": result.speed_up, "interval": result.speed_up_interval, "seconds": result.expected_seconds,
-    "trials": len(result.trials_dataframe()), "optuna": len(result.study.trials), "exported": result.export("best.yaml").read_text(),
+    "best": result.best, "speed_up": result.speed_up,
+    "interval": result.speed_up_interval, "seconds": result.expected_seconds,
+    "trials": len(result.trials_dataframe()), "optuna": len(result.study.trials),
+    "exported": result.export("best.yaml").read_text(),
     "weights": str(result.weights),
 }))
 """
@@ -82,11 +86,16 @@ print(json.dumps({
 @pytest.mark.ray
 def test_a_function_of_a_script_is_tuned_to_a_confirmed_result(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    ran = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])
     assert set(found["best"]) == {"lr", "batch_size"}
-    assert found["speed_up"] is None or found["interval"][0] <= found["speed_up"] <= found["interval"][1]
+    assert (
+        found["speed_up"] is None
+        or found["interval"][0] <= found["speed_up"] <= found["interval"][1]
+    )
     assert found["seconds"] > 0
     assert found["trials"] >= 8
     assert found["optuna"] >= 8
@@ -100,7 +109,10 @@ def test_a_function_of_a_script_is_tuned_to_a_confirmed_result(tmp_path: Path) -
         text=True,
         check=False,
     )
-    assert exported.stdout == f"wrote call.yaml\n{found['exported'].splitlines()[0].removeprefix('# ')}\n", exported.stderr
+    assert (
+        exported.stdout
+        == f"wrote call.yaml\n{found['exported'].splitlines()[0].removeprefix('# ')}\n"
+    ), exported.stderr
     assert (tmp_path / "call.yaml").read_text() == found["exported"]
     refused = subprocess.run(
         [sys.executable, "-m", "autotune", "export", "study=line", "script=fit.py"],
@@ -110,16 +122,33 @@ def test_a_function_of_a_script_is_tuned_to_a_confirmed_result(tmp_path: Path) -
         check=False,
     )
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "training: found study_line.fit; accepted in a stand-alone script is autotune's own loop" in refused.stderr
+    assert (
+        "training: found study_line.fit; accepted in a stand-alone script is autotune's own loop"
+        in refused.stderr
+    )
     assert Path(tmp_path, found["weights"]).is_file()
     assert len(ran.stdout.splitlines()) == 1, "quiet=True prints nothing"
     trace = (tmp_path / "outputs/line/trace.csv").read_text()
     assert trace.count("\n") > 8
     again = subprocess.run(
-        [sys.executable, "-m", "autotune", "experiment=fit", "--config-dir", "outputs/line/function", "allowed_targets=[study_line]",
-         "study.name=line", "search.num_trials=8", "confirm.max_runs=12", "tracking=none"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "autotune",
+            "experiment=fit",
+            "--config-dir",
+            "outputs/line/function",
+            "allowed_targets=[study_line]",
+            "study.name=line",
+            "search.num_trials=8",
+            "confirm.max_runs=12",
+            "tracking=none",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert again.returncode == 0, again.stderr
 
 
@@ -138,21 +167,32 @@ def call(space: Any, **baseline: Any) -> dict[str, Any]:
     ("arguments", "said"),
     [
         ({}, r"tune\(\) needs a training function or experiment=NAME"),
-        ({"training": fit, "experiment": "cnn"}, r"tune\(\) needs a training function or experiment=NAME"),
+        (
+            {"training": fit, "experiment": "cnn"},
+            r"tune\(\) needs a training function or experiment=NAME",
+        ),
         ({"experiment": "cnn", "trails": 3}, "trails: no such key"),
         ({"experiment": "cnn", "space": {}}, "need a training function"),
         ({"experiment": "cnn", "reuse_process": True}, "need a training function"),
         ({"training": fit}, r"tune\(\) with a function needs space= and target="),
         (call({"lr": [1]}), r"tune\(fit\): baseline: lr is missing"),
-        (call({"lr": [1]}, lr=1) | {"target": 0.9}, r"tune\(\) with a function needs space= and target="),
-        (call({"lrr": [1]}, lr=1), r"tune\(fit\): lrr: no such argument \(did you mean lr\?\); it takes lr, depth, report"),
+        (
+            call({"lr": [1]}, lr=1) | {"target": 0.9},
+            r"tune\(\) with a function needs space= and target=",
+        ),
+        (
+            call({"lrr": [1]}, lr=1),
+            r"tune\(fit\): lrr: no such argument \(did you mean lr\?\); it takes lr, depth, report",
+        ),
         (call({"lr": [1]}, lr=1, x=2), "x: no such argument; it takes lr, depth, report"),
         (call({"depth": "log"}, lr=1), "depth: found 'log'; give a list"),
         (call({"depth": 1}, lr=1), "space: depth: found int; give a list"),
         (call({"depth": [fit]}, lr=1), "depth: found function, not numbers"),
     ],
 )
-def test_a_wrong_call_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: dict[str, Any], said: str) -> None:
+def test_a_wrong_call_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: dict[str, Any], said: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=said) as raised:
         autotune.tune(**arguments)
@@ -183,9 +223,18 @@ def test_a_refusal_shows_a_scripts_line_and_no_frames_of_autotunes(
         ((True, None, "relu"), [True, None, "relu"]),
         (range(3), [0, 1, 2]),
         ([np.float64(0.5)], [0.5]),
-        (optuna.distributions.FloatDistribution(1e-4, 1e-1, log=True), {"type": "float", "low": 1e-4, "high": 1e-1, "log": True}),
-        (optuna.distributions.FloatDistribution(0, 1, step=0.25), {"type": "float", "low": 0.0, "high": 1.0, "step": 0.25}),
-        (optuna.distributions.IntDistribution(1, 9, step=2), {"type": "int", "low": 1, "high": 9, "step": 2}),
+        (
+            optuna.distributions.FloatDistribution(1e-4, 1e-1, log=True),
+            {"type": "float", "low": 1e-4, "high": 1e-1, "log": True},
+        ),
+        (
+            optuna.distributions.FloatDistribution(0, 1, step=0.25),
+            {"type": "float", "low": 0.0, "high": 1.0, "step": 0.25},
+        ),
+        (
+            optuna.distributions.IntDistribution(1, 9, step=2),
+            {"type": "int", "low": 1, "high": 9, "step": 2},
+        ),
         (optuna.distributions.CategoricalDistribution(("a", "b")), ["a", "b"]),
     ],
 )
@@ -209,11 +258,22 @@ def test_a_study_without_a_result_exports_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
-    [(1.5, 3.0, (2.0, (1.5, 3.0))), (1.5, None, (2.0, (1.5, math.inf))), (0.9, 3.0, (None, None)), (0.0, None, (None, None))],
+    [
+        (1.5, 3.0, (2.0, (1.5, 3.0))),
+        (1.5, None, (2.0, (1.5, math.inf))),
+        (0.9, 3.0, (None, None)),
+        (0.0, None, (None, None)),
+    ],
 )
-def test_a_speed_up_that_is_not_shown_is_none(tmp_path: Path, low: float, high: float | None, expected: tuple[object, object]) -> None:
+def test_a_speed_up_that_is_not_shown_is_none(
+    tmp_path: Path, low: float, high: float | None, expected: tuple[object, object]
+) -> None:
     speed_up = {"ratio": 2.0, "low": low, "high": high, "num_pairs": 2, "claim": "measured"}
-    write_json(tmp_path / "best.json", "summary", {"overrides": [], "best": {"num_runs": 2}, "speed_up": speed_up})
+    write_json(
+        tmp_path / "best.json",
+        "summary",
+        {"overrides": [], "best": {"num_runs": 2}, "speed_up": speed_up},
+    )
     result = autotune.TuneResult("one", tmp_path)
     assert (result.speed_up, result.speed_up_interval) == expected
 
@@ -225,7 +285,10 @@ def test_a_study_in_one_of_several_processes_is_refused_before_it_writes_anythin
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", size)
-    said = f"tune: found RANK={rank} WORLD_SIZE={size}, accepted is one process: start it without torchrun"
+    said = (
+        f"tune: found RANK={rank} WORLD_SIZE={size}, accepted is one process: start it without"
+        " torchrun"
+    )
     with pytest.raises(ConfigError, match=said):
         autotune.tune(**call({"lr": [1]}, lr=1))
     with pytest.raises(ConfigError, match=said):

@@ -1,4 +1,6 @@
-"""No broken or hostile file makes a reader of data, checkpoints or recordings do more than say one line."""
+"""No broken or hostile file makes a reader of data, checkpoints or recordings do more than say
+one line.
+"""
 
 import json
 from typing import Any
@@ -23,8 +25,15 @@ WEIGHTS = {"kind": "weights", "format_version": 1, "tied": {}, "metadata": {}}
 STATE = {"kind": "state", "format_version": 1}
 
 
-def _st(header: dict[str, Any], tensors: dict[str, Any] | None = None, content: bytes = b"") -> bytes:
-    return safetensors(json.dumps({"__metadata__": {"format": "pt", "autotune": json.dumps(header)}, **(tensors or {})}), content)
+def _st(
+    header: dict[str, Any], tensors: dict[str, Any] | None = None, content: bytes = b""
+) -> bytes:
+    return safetensors(
+        json.dumps(
+            {"__metadata__": {"format": "pt", "autotune": json.dumps(header)}, **(tensors or {})}
+        ),
+        content,
+    )
 
 
 def _nested(depth: int) -> str:
@@ -35,11 +44,25 @@ FULL = 1 << 30
 HOSTILE: dict[str, tuple[str, Any]] = {
     "header that claims 2^60": ("weights", lambda: safetensors("{}", size=1 << 60)),
     "header of nested lists": ("weights", lambda: safetensors(_nested(100_000))),
-    "tensor past the end": ("weights", lambda: _st(WEIGHTS, {"a": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}})),
-    "tensor of an unknown kind": ("weights", lambda: _st(WEIGHTS, {"a": {"dtype": "X9", "shape": [1], "data_offsets": [0, 4]}}, bytes(4))),
+    "tensor past the end": (
+        "weights",
+        lambda: _st(
+            WEIGHTS, {"a": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}
+        ),
+    ),
+    "tensor of an unknown kind": (
+        "weights",
+        lambda: _st(
+            WEIGHTS, {"a": {"dtype": "X9", "shape": [1], "data_offsets": [0, 4]}}, bytes(4)
+        ),
+    ),
     "tensors that overlap": (
         "weights",
-        lambda: _st(WEIGHTS, {name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for name in "ab"}, bytes(4)),
+        lambda: _st(
+            WEIGHTS,
+            {name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for name in "ab"},
+            bytes(4),
+        ),
     ),
     "not autotune's": ("weights", lambda: safetensors("{}")),
     "another format": ("weights", lambda: _st({**WEIGHTS, "format_version": 99})),
@@ -47,45 +70,98 @@ HOSTILE: dict[str, tuple[str, Any]] = {
     "weights tied to none": ("weights", lambda: _st({**WEIGHTS, "tied": {"a": "b"}})),
     "weights tied to lists": ("weights", lambda: _st({**WEIGHTS, "tied": [1]})),
     "metadata that is no mapping": ("weights", lambda: _st({**WEIGHTS, "metadata": 3})),
-    "header of a list": ("weights", lambda: safetensors(json.dumps({"__metadata__": {"autotune": "[]"}}))),
-    "header of deep lists": ("weights", lambda: safetensors(json.dumps({"__metadata__": {"autotune": _nested(50_000)}}))),
+    "header of a list": (
+        "weights",
+        lambda: safetensors(json.dumps({"__metadata__": {"autotune": "[]"}})),
+    ),
+    "header of deep lists": (
+        "weights",
+        lambda: safetensors(json.dumps({"__metadata__": {"autotune": _nested(50_000)}})),
+    ),
     "no state": ("state", lambda: _st(STATE)),
     "state of deep lists": (
         "state",
         lambda: safetensors(
             json.dumps(
-                {"__metadata__": {"autotune": json.dumps(STATE)[:-1] + ', "state": ' + '["list", [' * 3000 + "1" + "]]" * 3000 + "}"}}
+                {
+                    "__metadata__": {
+                        "autotune": (
+                            json.dumps(STATE)[:-1]
+                            + ', "state": '
+                            + '["list", [' * 3000
+                            + "1"
+                            + "]]" * 3000
+                            + "}"
+                        )
+                    }
+                }
             )
         ),
     ),
     "state of an unknown kind": ("state", lambda: _st({**STATE, "state": ["call", "os.system"]})),
-    "state with a list as a key": ("state", lambda: _st({**STATE, "state": ["dict", [[["list", []], 1]]]})),
-    "state with a tensor that is not there": ("state", lambda: _st({**STATE, "state": ["tensor", "9", [0]]})),
+    "state with a list as a key": (
+        "state",
+        lambda: _st({**STATE, "state": ["dict", [[["list", []], 1]]]}),
+    ),
+    "state with a tensor that is not there": (
+        "state",
+        lambda: _st({**STATE, "state": ["tensor", "9", [0]]}),
+    ),
     "state that is no mapping": ("state", lambda: _st({**STATE, "state": 3})),
     "study that is a list": ("study.yaml", lambda: b"[1, 2]"),
     "study that calls": ("study.yaml", lambda: b"!!python/object/apply:os.system ['true']"),
     "study without a metric": ("study.yaml", lambda: b"mode: max\n"),
-    "target that is a list": ("study.yaml", lambda: files.STUDY.replace(b"target: 0.9", b"target: [1]")),
-    "outcomes that are a list": ("study.yaml", lambda: files.STUDY.replace(b"{0: REACHED, 1: MISSED}", b"[1]")),
+    "target that is a list": (
+        "study.yaml",
+        lambda: files.STUDY.replace(b"target: 0.9", b"target: [1]"),
+    ),
+    "outcomes that are a list": (
+        "study.yaml",
+        lambda: files.STUDY.replace(b"{0: REACHED, 1: MISSED}", b"[1]"),
+    ),
     "an outcome that is none": ("study.yaml", lambda: files.STUDY.replace(b"MISSED", b"WON")),
-    "an outcome that is a list": ("study.yaml", lambda: files.STUDY.replace(b"1: MISSED", b"1: [1]")),
+    "an outcome that is a list": (
+        "study.yaml",
+        lambda: files.STUDY.replace(b"1: MISSED", b"1: [1]"),
+    ),
     "space that is a text": ("space.yaml", lambda: b"hello"),
     "space of lists": ("space.yaml", lambda: b"lr: [1, 2]"),
     "range that is empty": ("space.yaml", lambda: b"lr: {type: float, low: 1, high: 0}"),
     "range without an end": ("space.yaml", lambda: b"lr: {type: float, low: 0, high: .inf}"),
-    "trials that are lists": ("trials.parquet", lambda: parquet({"trial": [[0], [1]], "lr": [0.1, 0.2], "size": ["a", "b"]})),
-    "values that are texts": ("trials.parquet", lambda: parquet({"trial": [0, 1], "lr": ["x", "y"], "size": ["a", "b"]})),
-    "values that are not finite": ("trials.parquet", lambda: parquet({"trial": [0, 1], "lr": [float("nan")] * 2, "size": ["a", "b"]})),
+    "trials that are lists": (
+        "trials.parquet",
+        lambda: parquet({"trial": [[0], [1]], "lr": [0.1, 0.2], "size": ["a", "b"]}),
+    ),
+    "values that are texts": (
+        "trials.parquet",
+        lambda: parquet({"trial": [0, 1], "lr": ["x", "y"], "size": ["a", "b"]}),
+    ),
+    "values that are not finite": (
+        "trials.parquet",
+        lambda: parquet({"trial": [0, 1], "lr": [float("nan")] * 2, "size": ["a", "b"]}),
+    ),
     "no trial's number": ("trials.parquet", lambda: parquet({"lr": [0.1]})),
-    "120 million values": ("trials.parquet", lambda: parquet({"trial": pa.chunked_array([np.zeros(1_000_000, np.int64)] * 120)})),
-    "curves of texts": ("curves.parquet", lambda: parquet({"trial": [0], "step": ["x"], "train_seconds": ["y"], "metric": ["z"]})),
-    "curves of lists": ("curves.parquet", lambda: parquet({"trial": [0], "step": [[1]], "train_seconds": [[1]], "metric": [[1]]})),
+    "120 million values": (
+        "trials.parquet",
+        lambda: parquet({"trial": pa.chunked_array([np.zeros(1_000_000, np.int64)] * 120)}),
+    ),
+    "curves of texts": (
+        "curves.parquet",
+        lambda: parquet({"trial": [0], "step": ["x"], "train_seconds": ["y"], "metric": ["z"]}),
+    ),
+    "curves of lists": (
+        "curves.parquet",
+        lambda: parquet({"trial": [0], "step": [[1]], "train_seconds": [[1]], "metric": [[1]]}),
+    ),
     "an evaluation's outcome that is none": (
         "curves.parquet",
-        lambda: parquet({"trial": [0], "step": [1], "train_seconds": [1.0], "metric": [0.5], "outcome": ["WON"]}),
+        lambda: parquet(
+            {"trial": [0], "step": [1], "train_seconds": [1.0], "metric": [0.5], "outcome": ["WON"]}
+        ),
     ),
 }
-"""Files that are made to do harm, or that say what cannot be: each is refused. By name: the format, and what makes the file."""
+"""Files that are made to do harm, or that say what cannot be: each is refused. By name: the
+format, and what makes the file."""
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -108,7 +184,9 @@ def test_a_broken_file_is_told_in_one_line_or_read(kind: str) -> None:
 
 @st.composite
 def edited(draw: Any, content: bytes) -> bytes:
-    """A file's content after a few edits at random: bytes changed, cut out, put in, or repeated, most of them near the beginning."""
+    """A file's content after a few edits at random: bytes changed, cut out, put in, or repeated,
+    most of them near the beginning.
+    """
     edited_content = bytearray(content)
     for _ in range(draw(st.integers(1, 6))):
         near = st.integers(0, min(len(edited_content), 200))
@@ -116,15 +194,22 @@ def edited(draw: Any, content: bytes) -> bytes:
         length = draw(st.integers(0, 16))
         kind = draw(st.sampled_from(["change", "cut", "put", "repeat", "end"]))
         if kind == "change":
-            edited_content[start : start + length] = draw(st.binary(min_size=length, max_size=length))
+            edited_content[start : start + length] = draw(
+                st.binary(min_size=length, max_size=length)
+            )
         elif kind == "cut":
             del edited_content[start : start + length]
         elif kind == "put":
             edited_content[start:start] = draw(
-                st.one_of(st.binary(max_size=16), st.sampled_from([b"\xff" * 8, b"\0" * 8, b"'", b"\n", b"{", b"["]))
+                st.one_of(
+                    st.binary(max_size=16),
+                    st.sampled_from([b"\xff" * 8, b"\0" * 8, b"'", b"\n", b"{", b"["]),
+                )
             )
         elif kind == "repeat":
-            edited_content[start:start] = edited_content[start : start + length] * draw(st.integers(1, 50))
+            edited_content[start:start] = edited_content[start : start + length] * draw(
+                st.integers(1, 50)
+            )
         else:
             del edited_content[start:]
     return bytes(edited_content)

@@ -1,4 +1,6 @@
-"""The ratio of pairs of runs: its value, what it claims, and whether its interval holds the truth as often as it says."""
+"""The ratio of pairs of runs: its value, what it claims, and whether its interval holds the
+truth as often as it says.
+"""
 
 import math
 from collections.abc import Callable
@@ -61,15 +63,22 @@ def test_the_ratio_of_means_is_that_of_many_trainings_and_the_median_shrugs_off_
 
 
 @settings(max_examples=30)
-@given(pairs=st.lists(st.tuples(SECONDS, SECONDS), min_size=2, max_size=13), factor=st.floats(1e-2, 1e2))
-def test_the_interval_holds_the_ratio_whatever_the_unit_and_the_way_round(pairs: list[tuple[float, float]], factor: float) -> None:
+@given(
+    pairs=st.lists(st.tuples(SECONDS, SECONDS), min_size=2, max_size=13),
+    factor=st.floats(1e-2, 1e2),
+)
+def test_the_interval_holds_the_ratio_whatever_the_unit_and_the_way_round(
+    pairs: list[tuple[float, float]], factor: float
+) -> None:
     above, below = [list(side) for side in zip(*pairs, strict=True)]
     one = ratio_of_means(above, below)
     for found in (one, median_of_ratios(above, below)):
         assert 0 <= found.low <= found.ratio <= found.high
     assert one == ratio_of_means(above, below), "equal data give equal intervals"
     assert one.ratio == pytest.approx(sum(above) / sum(below))
-    other_unit = ratio_of_means([each * factor for each in above], [each * factor for each in below])
+    other_unit = ratio_of_means(
+        [each * factor for each in above], [each * factor for each in below]
+    )
     assert math.log1p(other_unit.low) == pytest.approx(math.log1p(one.low), rel=1e-3, abs=1e-6)
     inverse = ratio_of_means(below, above)
     assert one.ratio * inverse.ratio == pytest.approx(1)
@@ -100,7 +109,9 @@ def test_intervals_of_expected_scores_hold_the_truth_where_runs_miss(num_pairs: 
         sides = []
         for rate in (0.8, 0.9):
             spent, hit = np.exp(random.normal(0, 0.1, num_pairs)), random.random(num_pairs) < rate
-            sides.append([RunScore(float(each), bool(one)) for each, one in zip(spent, hit, strict=True)])
+            sides.append(
+                [RunScore(float(each), bool(one)) for each, one in zip(spent, hit, strict=True)]
+            )
         found = ratio_of_expected_scores(*sides)
         num_held += found is not None and found.low <= 0.9 / 0.8 <= found.high
     assert 0.85 <= num_held / num_trials <= 1.0
@@ -113,9 +124,12 @@ def test_one_pair_has_no_interval() -> None:
 
 @pytest.mark.parametrize("ratio_of", RATIOS)
 @pytest.mark.parametrize(
-    ("above", "below", "said"), [([], [], "0 and 0 runs"), ([1.0, 2.0], [1.0], "2 and 1 runs"), ([0.0], [1.0], "above 0")]
+    ("above", "below", "said"),
+    [([], [], "0 and 0 runs"), ([1.0, 2.0], [1.0], "2 and 1 runs"), ([0.0], [1.0], "above 0")],
 )
-def test_what_is_no_pair_of_times_is_refused(ratio_of: RatioOf, above: list[float], below: list[float], said: str) -> None:
+def test_what_is_no_pair_of_times_is_refused(
+    ratio_of: RatioOf, above: list[float], below: list[float], said: str
+) -> None:
     with pytest.raises(ValueError, match=said):
         ratio_of(above, below)
 
@@ -130,7 +144,9 @@ def test_what_is_no_pair_of_times_is_refused(ratio_of: RatioOf, above: list[floa
         (reached(2.0, 4.0) + CRASHED, 4.5),  # a crash is a miss that costs as much as the others
     ],
 )
-def test_a_success_costs_what_all_runs_spent_over_those_that_reached(runs: list[RunScore], wanted: float | None) -> None:
+def test_a_success_costs_what_all_runs_spent_over_those_that_reached(
+    runs: list[RunScore], wanted: float | None
+) -> None:
     assert expected_score(runs) == wanted
 
 
@@ -156,16 +172,29 @@ def test_resamples_in_which_a_side_never_reached_open_the_interval() -> None:
     assert (found.ratio, found.claim, found.high) == (pytest.approx(28.0), Claim.MEASURED, math.inf)
 
 
-@pytest.mark.parametrize(("num_reached", "num_runs", "low", "high"), [(7, 8, 0.473, 0.997), (8, 8, 0.631, 1.0), (0, 8, 0.0, 0.369)])
-def test_a_reach_rate_has_its_interval(num_reached: int, num_runs: int, low: float, high: float) -> None:
+@pytest.mark.parametrize(
+    ("num_reached", "num_runs", "low", "high"),
+    [(7, 8, 0.473, 0.997), (8, 8, 0.631, 1.0), (0, 8, 0.0, 0.369)],
+)
+def test_a_reach_rate_has_its_interval(
+    num_reached: int, num_runs: int, low: float, high: float
+) -> None:
     assert reach_rate_interval(num_reached, num_runs) == pytest.approx((low, high), abs=1e-3)
 
 
 @pytest.mark.parametrize(
     ("above", "below"),
-    [(fell_short(4.0), fell_short(2.0)), (CRASHED, reached(1.0)), (reached(-1.0), reached(1.0)), (reached(1.0), reached(0.0)), ([], [])],
+    [
+        (fell_short(4.0), fell_short(2.0)),
+        (CRASHED, reached(1.0)),
+        (reached(-1.0), reached(1.0)),
+        (reached(1.0), reached(0.0)),
+        ([], []),
+    ],
 )
-def test_where_nothing_can_be_said_there_is_no_ratio(above: list[RunScore], below: list[RunScore]) -> None:
+def test_where_nothing_can_be_said_there_is_no_ratio(
+    above: list[RunScore], below: list[RunScore]
+) -> None:
     assert ratio_of_expected_scores(above, below) is None
 
 
@@ -175,4 +204,7 @@ def test_a_run_without_its_partner_is_refused() -> None:
 
 
 def test_a_ratio_prints_what_it_claims() -> None:
-    assert str(Ratio(ratio=2.0, low=1.5, high=math.inf, num_pairs=9, claim=Claim.AT_LEAST)) == "at least 2 [1.5, inf] (n=9)"
+    assert (
+        str(Ratio(ratio=2.0, low=1.5, high=math.inf, num_pairs=9, claim=Claim.AT_LEAST))
+        == "at least 2 [1.5, inf] (n=9)"
+    )

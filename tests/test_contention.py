@@ -1,4 +1,7 @@
-"""What counts as too much else on a machine, by numbers; how it is counted is in tests/execution/test_watch.py."""
+"""What counts as too much else on a machine, by numbers.
+
+How it is counted is in tests/execution/test_watch.py.
+"""
 
 from typing import Any
 
@@ -9,7 +12,13 @@ from autotune.contention import Contention
 
 def contention(**numbers: Any) -> Contention:
     """Of ten seconds, with nothing else on the machine unless said."""
-    nothing = {"seconds": 10.0, "stopped_seconds": 0.0, "waited_seconds": 0.0, "others_cpu_seconds": 0.0, "study_cpu_seconds": 0.0}
+    nothing = {
+        "seconds": 10.0,
+        "stopped_seconds": 0.0,
+        "waited_seconds": 0.0,
+        "others_cpu_seconds": 0.0,
+        "study_cpu_seconds": 0.0,
+    }
     return Contention(**{**nothing, **numbers})
 
 
@@ -17,10 +26,14 @@ def contention(**numbers: Any) -> Contention:
     "numbers",
     [
         {},
-        {"waited_seconds": 4.0, "study_cpu_seconds": 12.0},  # two trials and their driver on two cores
-        {"waited_seconds": 4.0, "study_cpu_seconds": 12.0, "others_cpu_seconds": 0.5},  # and what any machine does beside
-        {"waited_seconds": 0.3, "others_cpu_seconds": 10.0},  # one busy neighbour, and a core for each
-        {"waited_seconds": 3.0, "others_cpu_seconds": 0.4},  # nobody waits for others longer than they run
+        # two trials and their driver on two cores
+        {"waited_seconds": 4.0, "study_cpu_seconds": 12.0},
+        # and what any machine does beside
+        {"waited_seconds": 4.0, "study_cpu_seconds": 12.0, "others_cpu_seconds": 0.5},
+        # one busy neighbour, and a core for each
+        {"waited_seconds": 0.3, "others_cpu_seconds": 10.0},
+        # nobody waits for others longer than they run
+        {"waited_seconds": 3.0, "others_cpu_seconds": 0.4},
         {"seconds": 0.1, "waited_seconds": 0.04, "others_cpu_seconds": 0.1},
         {"stopped_seconds": 0.3},
     ],

@@ -1,4 +1,6 @@
-"""``python -m autotune diagnose``, called as a function and as a command, with measurements as short as they can be."""
+"""``python -m autotune diagnose``, called as a function and as a command, with measurements as
+short as they can be.
+"""
 
 import json
 import re
@@ -23,11 +25,21 @@ def _own_module_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
 
 
-def test_without_measuring_devices_and_what_is_left_out_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_measuring_devices_and_what_is_left_out_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = tmp_path / "machine.json"
-    assert diagnose_command(["experiment=mlp", "device=cpu", "seconds=0", f"output={output}", "precision=fp32,tf32"]) == 0
+    assert (
+        diagnose_command(
+            ["experiment=mlp", "device=cpu", "seconds=0", f"output={output}", "precision=fp32,tf32"]
+        )
+        == 0
+    )
     said = capsys.readouterr().out
-    reason = "precision=tf32: precision.float32_precision=tf32 is for GPUs, and this training runs on the CPU"
+    reason = (
+        "precision=tf32: precision.float32_precision=tf32 is for GPUs, and this training runs on"
+        " the CPU"
+    )
     assert f"left out      {reason}\n" in said
     assert "matrix product" not in said
     kept = json.loads(output.read_text())
@@ -45,7 +57,10 @@ def test_without_measuring_devices_and_what_is_left_out_are_told(tmp_path: Path,
         (["seconds=-1"], "seconds: found '-1'"),
         (["output=s3://x/machine.json"], "output: found the URL s3://x/machine.json"),
         (["output=machine.txt"], "output: cannot write 'machine.txt'"),
-        (["output=/no/such/folder/machine.json"], "output: cannot write '/no/such/folder/machine.json'"),
+        (
+            ["output=/no/such/folder/machine.json"],
+            "output: cannot write '/no/such/folder/machine.json'",
+        ),
         (["experiment=cnn", "batch_sise=32"], "batch_sise: no such key"),
     ],
 )
@@ -66,8 +81,13 @@ def test_the_command_measures_this_machine(tmp_path: Path) -> None:
     assert finished.stderr == ""
     kept = json.loads((tmp_path / "machine.json").read_text())
     measured = [rate for rate in kept["rates"] if rate["per_second"]]
-    assert {rate["kind"] for rate in measured} == {"matrix product", "copy", "all-reduce"}, kept["rates"]
-    assert all(f"{rate['kind']}  " in finished.stdout and rate["what"] in finished.stdout for rate in measured)
+    assert {rate["kind"] for rate in measured} == {"matrix product", "copy", "all-reduce"}, kept[
+        "rates"
+    ]
+    assert all(
+        f"{rate['kind']}  " in finished.stdout and rate["what"] in finished.stdout
+        for rate in measured
+    )
 
 
 @pytest.mark.command

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import DataError, FileError
-from autotune.files import FORMATS, appending, check_format, check_writable, opened_to_lock, replace_file, replacing
+from autotune.files import (
+    FORMATS,
+    appending,
+    check_format,
+    check_writable,
+    opened_to_lock,
+    replace_file,
+    replacing,
+)
 
 
 def test_a_file_is_replaced_when_all_of_it_is_written(tmp_path: Path) -> None:
@@ -22,7 +30,9 @@ def test_a_file_is_replaced_when_all_of_it_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_what_goes_wrong_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: type[BaseException]) -> None:
+def test_what_goes_wrong_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
     path = tmp_path / "best.json"
     path.write_text("old")
 
@@ -65,17 +75,24 @@ def test_a_part_that_another_process_replaced_meanwhile_is_refused(tmp_path: Pat
             part.unlink()
             part.symlink_to("/etc/passwd")
 
-    with pytest.raises(FileError, match=r"best\.yaml: cannot be written: another process writes it too"):
+    with pytest.raises(
+        FileError, match=r"best\.yaml: cannot be written: another process writes it too"
+    ):
         write()
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("opened", [appending, opened_to_lock])
-def test_what_is_appended_to_or_locked_is_a_file_and_no_link_or_pipe(tmp_path: Path, opened: Callable[[Path], object]) -> None:
+def test_what_is_appended_to_or_locked_is_a_file_and_no_link_or_pipe(
+    tmp_path: Path, opened: Callable[[Path], object]
+) -> None:
     victim, path = tmp_path / "victim", tmp_path / "autotune.log"
     victim.write_text("precious")
     path.symlink_to(victim)
-    with pytest.raises(FileError, match=r"autotune\.log: found a symbolic link, accepted is a file, or nothing there$"):
+    with pytest.raises(
+        FileError,
+        match=r"autotune\.log: found a symbolic link, accepted is a file, or nothing there$",
+    ):
         opened(path)
     path.unlink()
     os.mkfifo(path)
@@ -102,7 +119,9 @@ def test_rows_are_appended_as_they_are(tmp_path: Path) -> None:
         (lambda path: path.parent.rmdir(), "No such file or directory"),
     ],
 )
-def test_what_cannot_be_written_is_named_in_one_line(tmp_path: Path, prepare: Callable[[Path], None], said: str) -> None:
+def test_what_cannot_be_written_is_named_in_one_line(
+    tmp_path: Path, prepare: Callable[[Path], None], said: str
+) -> None:
     path = tmp_path / "study" / "best.json"
     path.parent.mkdir()
     prepare(path)
@@ -112,8 +131,13 @@ def test_what_cannot_be_written_is_named_in_one_line(tmp_path: Path, prepare: Ca
 
 def test_a_library_s_own_words_do_not_replace_the_system_s(tmp_path: Path) -> None:
     path = tmp_path / "curves.parquet"
-    with pytest.raises(FileError, match=rf"^{path}: cannot be written: No space left on device$"), replacing(path):
-        raise OSError(errno.ENOSPC, "Error writing bytes to file. Detail: [errno 28] No space left on device")
+    with (
+        pytest.raises(FileError, match=rf"^{path}: cannot be written: No space left on device$"),
+        replacing(path),
+    ):
+        raise OSError(
+            errno.ENOSPC, "Error writing bytes to file. Detail: [errno 28] No space left on device"
+        )
 
 
 def test_looking_whether_a_folder_can_be_written_leaves_nothing(tmp_path: Path) -> None:
@@ -122,10 +146,20 @@ def test_looking_whether_a_folder_can_be_written_leaves_nothing(tmp_path: Path) 
 
 
 def test_a_format_of_the_future_is_refused_and_one_without_number_is_the_first() -> None:
-    assert [check_format("recording", found, "study.yaml") for found in (None, 1, FORMATS["recording"])] == [1, 1, FORMATS["recording"]]
+    assert [
+        check_format("recording", found, "study.yaml") for found in (None, 1, FORMATS["recording"])
+    ] == [1, 1, FORMATS["recording"]]
     newest = FORMATS["recording"]
-    with pytest.raises(DataError, match=rf"^study\.yaml: has format {newest + 1}, this autotune reads up to {newest}; update autotune$"):
+    with pytest.raises(
+        DataError,
+        match=(
+            rf"^study\.yaml: has format {newest + 1}, this autotune reads up to {newest}; update"
+            r" autotune$"
+        ),
+    ):
         check_format("recording", newest + 1, "study.yaml")
     for wrong in (0, -1, True, 1.5, "1", [1], {}):
-        with pytest.raises(DataError, match=r"^study\.yaml: format: found .*, accepted is a whole number from 1 to"):
+        with pytest.raises(
+            DataError, match=r"^study\.yaml: format: found .*, accepted is a whole number from 1 to"
+        ):
             check_format("recording", wrong, "study.yaml")

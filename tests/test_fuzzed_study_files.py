@@ -1,4 +1,6 @@
-"""A study's files with anything changed in them: each reader takes them, or refuses them in one line."""
+"""A study's files with anything changed in them: each reader takes them, or refuses them in one
+line.
+"""
 
 import json
 import math
@@ -31,7 +33,9 @@ WEIRD = st.recursive(
     | st.floats()
     | st.text(max_size=12)
     | st.sampled_from(["../../etc/passwd", "a\nb", "REACHED", "9" * 400, 1e400, -0.0]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 """Plain data of any kind."""
@@ -44,7 +48,9 @@ def changed_bytes(draw: st.DrawFn, content: bytes) -> bytes:
         begin = draw(st.integers(0, len(content)))
         end = min(len(content), begin + draw(st.integers(0, 64)))
         put = draw(
-            st.binary(max_size=24) | st.just(content[begin:end] * 2) | st.sampled_from([b"\0" * 40, b"[" * 3000, b"&a [*a]", b"\xff"])
+            st.binary(max_size=24)
+            | st.just(content[begin:end] * 2)
+            | st.sampled_from([b"\0" * 40, b"[" * 3000, b"&a [*a]", b"\xff"])
         )
         content = content[:begin] + put + content[end:]
         if draw(st.integers(0, 9)) == 0:
@@ -69,7 +75,13 @@ def changed_data(draw: st.DrawFn, content: Any) -> Any:
 
 
 def _places(content: Any) -> Iterator[tuple[Any, Any]]:
-    for key in list(content) if isinstance(content, dict) else range(len(content)) if isinstance(content, list) else ():
+    for key in (
+        list(content)
+        if isinstance(content, dict)
+        else range(len(content))
+        if isinstance(content, list)
+        else ()
+    ):
         yield content, key
         yield from _places(content[key])
 
@@ -103,24 +115,40 @@ def read_with(folder: Path, name: str, content: bytes, read: Callable[[], object
 @pytest.mark.parametrize("name", ["study.yaml", "space.yaml", "trials.parquet", "curves.parquet"])
 @examples(60)
 @given(st.data())
-def test_a_recording_with_changed_bytes_is_read_or_refused_in_one_line(folder: Path, name: str, data: st.DataObject) -> None:
+def test_a_recording_with_changed_bytes_is_read_or_refused_in_one_line(
+    folder: Path, name: str, data: st.DataObject
+) -> None:
     path = folder / "recording" / name
-    read_with(path.parent, name, data.draw(changed_bytes(path.read_bytes())), lambda: read_recording(path.parent))
+    read_with(
+        path.parent,
+        name,
+        data.draw(changed_bytes(path.read_bytes())),
+        lambda: read_recording(path.parent),
+    )
 
 
 @pytest.mark.parametrize("name", ["study.yaml", "space.yaml"])
 @examples(100)
 @given(st.data())
-def test_a_recording_with_changed_values_is_read_or_refused_in_one_line(folder: Path, name: str, data: st.DataObject) -> None:
+def test_a_recording_with_changed_values_is_read_or_refused_in_one_line(
+    folder: Path, name: str, data: st.DataObject
+) -> None:
     path = folder / "recording" / name
     content = data.draw(changed_data(yaml.safe_load(path.read_text())))
-    read_with(path.parent, name, yaml.safe_dump(content).encode("utf-8", "replace"), lambda: read_recording(path.parent))
+    read_with(
+        path.parent,
+        name,
+        yaml.safe_dump(content).encode("utf-8", "replace"),
+        lambda: read_recording(path.parent),
+    )
 
 
 @pytest.mark.parametrize("name", ["summary.json", "trials.csv", "trace.csv", "machine.yaml"])
 @examples(40)
 @given(st.data())
-def test_result_files_with_changed_bytes_are_read_or_refused_in_one_line(folder: Path, name: str, data: st.DataObject) -> None:
+def test_result_files_with_changed_bytes_are_read_or_refused_in_one_line(
+    folder: Path, name: str, data: st.DataObject
+) -> None:
     def read() -> None:
         read_concluded_study(folder)
         resumed = make_folder(folder.parent / "resumed")
@@ -132,8 +160,12 @@ def test_result_files_with_changed_bytes_are_read_or_refused_in_one_line(folder:
 
 @examples(150)
 @given(st.data())
-def test_a_summary_with_changed_values_is_read_or_refused_in_one_line(folder: Path, data: st.DataObject) -> None:
-    content = json.dumps(data.draw(changed_data(json.loads((folder / "summary.json").read_text())))).encode("utf-8", "replace")
+def test_a_summary_with_changed_values_is_read_or_refused_in_one_line(
+    folder: Path, data: st.DataObject
+) -> None:
+    content = json.dumps(
+        data.draw(changed_data(json.loads((folder / "summary.json").read_text())))
+    ).encode("utf-8", "replace")
 
     def read() -> None:
         read_summary(folder / "summary.json")
@@ -147,13 +179,26 @@ def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("state")
     moments = {0: {"step": torch.tensor(3.0), "exp_avg": torch.arange(6.0).reshape(2, 3)}}
     save_state(
-        folder, {"step": 7, "evaluation": {"metric": math.nan, "outcome": None}, "parts": {"optimizer": {"state": moments}}, "l": [1, (2,)]}
+        folder,
+        {
+            "step": 7,
+            "evaluation": {"metric": math.nan, "outcome": None},
+            "parts": {"optimizer": {"state": moments}},
+            "l": [1, (2,)],
+        },
     )
     return folder
 
 
 @examples(150)
 @given(st.data())
-def test_a_state_with_changed_bytes_is_read_or_refused_in_one_line(state_folder: Path, data: st.DataObject) -> None:
+def test_a_state_with_changed_bytes_is_read_or_refused_in_one_line(
+    state_folder: Path, data: st.DataObject
+) -> None:
     path = state_folder / STATE_FILE
-    read_with(state_folder, STATE_FILE, data.draw(changed_bytes(path.read_bytes())), lambda: read_state(state_folder))
+    read_with(
+        state_folder,
+        STATE_FILE,
+        data.draw(changed_bytes(path.read_bytes())),
+        lambda: read_state(state_folder),
+    )

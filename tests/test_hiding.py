@@ -18,16 +18,28 @@ ROOT = Path(__file__).parents[1]
     ("text", "expected"),
     [
         ("postgresql://me:secret@host/db", "postgresql://me:***@host/db"),
-        ("search.storage=postgresql+psycopg://me:p%40ss@host:5/db", "search.storage=postgresql+psycopg://me:***@host:5/db"),
+        (
+            "search.storage=postgresql+psycopg://me:p%40ss@host:5/db",
+            "search.storage=postgresql+psycopg://me:***@host:5/db",
+        ),
         ("http://me:secret@host:5000", "http://me:***@host:5000"),
         ("postgresql://me:pa/ss@host/db", "postgresql://me:***@host/db"),
         ("postgresql://me:5432@host/db", "postgresql://me:***@host/db"),
         ("{'root': 'zip::https://me:a@host/x.zip'}", "{'root': 'zip::https://me:***@host/x.zip'}"),
-        ("postgresql://host/db?user=me&password=x&sslmode=require", "postgresql://host/db?user=me&password=***&sslmode=require"),
+        (
+            "postgresql://host/db?user=me&password=x&sslmode=require",
+            "postgresql://host/db?user=me&password=***&sslmode=require",
+        ),
         ("https://host/x.csv?token=x#top", "https://host/x.csv?token=***#top"),
-        ("s3://b/x?X-Amz-Signature=1&X-Amz-Credential=2&versionId=3", "s3://b/x?X-Amz-Signature=***&X-Amz-Credential=***&versionId=3"),
+        (
+            "s3://b/x?X-Amz-Signature=1&X-Amz-Credential=2&versionId=3",
+            "s3://b/x?X-Amz-Signature=***&X-Amz-Credential=***&versionId=3",
+        ),
         ("https://h/x?sv=1&sig=3%3D", "https://h/x?sv=1&sig=***"),
-        ("https://h/x?AWSAccessKeyId=1&Signature=2", "https://h/x?AWSAccessKeyId=***&Signature=***"),
+        (
+            "https://h/x?AWSAccessKeyId=1&Signature=2",
+            "https://h/x?AWSAccessKeyId=***&Signature=***",
+        ),
         ("https://h/x#access_token=1&state=2", "https://h/x#access_token=***&state=2"),
     ],
 )
@@ -65,7 +77,10 @@ def test_what_ships_with_the_package_holds_no_secret() -> None:
             assert without_secrets(line) == line
 
 
-@pytest.mark.parametrize("part", [":1", "%", "http://", "//a:", "http://a/", "a.", "postgres://a:1", "?token", "&a=", "//:"])
+@pytest.mark.parametrize(
+    "part",
+    [":1", "%", "http://", "//a:", "http://a/", "a.", "postgres://a:1", "?token", "&a=", "//:"],
+)
 def test_the_time_for_a_long_text_does_not_grow_with_its_square(part: str) -> None:
     before = time.process_time()
     without_secrets("//1&" + part * (64_000 // len(part)))
@@ -76,7 +91,9 @@ def test_a_log_has_no_secret_in_its_messages_and_tracebacks() -> None:
     try:
         raise OSError(f"cannot reach postgresql://me:{CANARY}@host/db")
     except OSError:
-        record = logging.LogRecord("a", logging.ERROR, "a.py", 1, "at http://me:%s@host", (CANARY,), sys.exc_info())
+        record = logging.LogRecord(
+            "a", logging.ERROR, "a.py", 1, "at http://me:%s@host", (CANARY,), sys.exc_info()
+        )
     text = LogFormatter().format(record)
     assert CANARY not in text
     assert "postgresql://me:***@host/db" in text

@@ -1,4 +1,6 @@
-"""The package's layers and fences: arrows between its parts go one way, and each framework lives behind one fence."""
+"""The package's layers and fences: arrows between its parts go one way, and each framework lives
+behind one fence.
+"""
 
 import ast
 import subprocess
@@ -78,7 +80,10 @@ def _of_file(path: Path, package: Path) -> Iterator[str]:
         elif top == package.name:
             used = rest.partition(".")[0]
             if used != part and LAYER_OF.get(used, len(LAYERS)) >= LAYER_OF[part]:
-                yield f"{shown} imports {package.name}.{used}: {part} may only import from layers below its own"
+                yield (
+                    f"{shown} imports {package.name}.{used}: {part} may only import from layers"
+                    " below its own"
+                )
 
 
 def _imports(tree: ast.Module, package: str) -> Iterator[str]:
@@ -99,13 +104,21 @@ def test_a_crossed_fence_and_an_arrow_upwards_are_said_in_one_sentence(tmp_path:
     package = tmp_path / "autotune"
     (package / "config").mkdir(parents=True)
     (package / "space.py").write_text("def run():\n    from ray import tune\n")
-    (package / "config" / "schema.py").write_text("from autotune import errors, training\nfrom autotune.search.policy import Trial\n")
+    (package / "config" / "schema.py").write_text(
+        "from autotune import errors, training\nfrom autotune.search.policy import Trial\n"
+    )
     (package / "config" / "build.py").write_text("from .schema import Config\n")
     (package / "manager.py").write_text("")
     assert complaints(package) == [
         "autotune/config/build.py imports .schema: imports are absolute",
-        "autotune/config/schema.py imports autotune.training: config may only import from layers below its own",
-        "autotune/config/schema.py imports autotune.search: config may only import from layers below its own",
+        (
+            "autotune/config/schema.py imports autotune.training: config may only import from"
+            " layers below its own"
+        ),
+        (
+            "autotune/config/schema.py imports autotune.search: config may only import from layers"
+            " below its own"
+        ),
         "autotune/manager.py has no layer: give 'manager' one in LAYERS",
         "autotune/space.py imports ray: only execution may",
     ]
@@ -113,19 +126,33 @@ def test_a_crossed_fence_and_an_arrow_upwards_are_said_in_one_sentence(tmp_path:
 
 def test_init_files_are_empty_but_for_the_packages_own() -> None:
     package = ROOT / "autotune"
-    filled = [path.relative_to(package).as_posix() for path in package.rglob("__init__.py") if path.read_text().strip()]
+    filled = [
+        path.relative_to(package).as_posix()
+        for path in package.rglob("__init__.py")
+        if path.read_text().strip()
+    ]
     assert filled == ["__init__.py"]
 
 
 def test_importing_the_package_imports_nothing_of_it() -> None:
-    code = "import sys, autotune; print([name for name in sys.modules if name.startswith('autotune.')])"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    code = (
+        "import sys, autotune; print([name for name in sys.modules if"
+        " name.startswith('autotune.')])"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert ran.stdout.strip() == "[]"
 
 
 def test_a_study_starts_without_imports_that_can_wait() -> None:
     late = ("mlflow", "pandas", "plotly", "scipy.optimize", "scipy.stats", "sklearn", "torch")
-    ours = "autotune.execution.run_study, autotune.execution.trial_manager, autotune.search.freeze_thaw"
+    ours = (
+        "autotune.execution.run_study, autotune.execution.trial_manager,"
+        " autotune.search.freeze_thaw"
+    )
     code = f"import sys, {ours}; print([name for name in {late} if name in sys.modules])"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert ran.stdout.strip() == "[]"

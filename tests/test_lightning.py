@@ -1,4 +1,6 @@
-"""Lightning trainings with the callback: reported, capped, paused and resumed through Lightning's own checkpoint."""
+"""Lightning trainings with the callback: reported, capped, paused and resumed through
+Lightning's own checkpoint.
+"""
 
 import csv
 import logging
@@ -29,7 +31,9 @@ MakeConfig = Callable[..., TrialConfig]
 def blobs(num: int) -> TensorDataset:
     generator = torch.Generator().manual_seed(0)
     targets = torch.arange(num) % 3
-    return TensorDataset(torch.randn(num, 8, generator=generator) + 1.5 * nn.functional.one_hot(targets, 8), targets)
+    return TensorDataset(
+        torch.randn(num, 8, generator=generator) + 1.5 * nn.functional.one_hot(targets, 8), targets
+    )
 
 
 class Classifier(lightning.LightningModule):  # type: ignore[misc, name-defined]
@@ -55,7 +59,14 @@ class Classifier(lightning.LightningModule):  # type: ignore[misc, name-defined]
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)]
 
 
-def fit(lr: float, epochs: int = 6, folder: str = ".", monitor: str = "val_loss", val_check_interval: float = 1.0, **settings: Any) -> None:
+def fit(
+    lr: float,
+    epochs: int = 6,
+    folder: str = ".",
+    monitor: str = "val_loss",
+    val_check_interval: float = 1.0,
+    **settings: Any,
+) -> None:
     trainer = lightning.Trainer(
         max_epochs=epochs,
         val_check_interval=val_check_interval,
@@ -68,7 +79,11 @@ def fit(lr: float, epochs: int = 6, folder: str = ".", monitor: str = "val_loss"
         callbacks=[autotune.lightning.ReportCallback(monitor=monitor)],
         **settings,
     )
-    trainer.fit(Classifier(lr), DataLoader(blobs(192), batch_size=32, shuffle=True), DataLoader(blobs(90), batch_size=90))
+    trainer.fit(
+        Classifier(lr),
+        DataLoader(blobs(192), batch_size=32, shuffle=True),
+        DataLoader(blobs(90), batch_size=90),
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -102,11 +117,20 @@ def test_each_validation_is_an_evaluation(own: MakeConfig) -> None:
 
 
 @pytest.mark.parametrize("val_check_interval", [1.0, 0.5])
-def test_it_ends_at_the_target_and_its_weights_score_the_same(own: MakeConfig, tmp_path: Path, val_check_interval: float) -> None:
-    config = own(lr=0.05, value=0.4 if val_check_interval == 1 else 1.2, epochs=50, val_check_interval=val_check_interval)
+def test_it_ends_at_the_target_and_its_weights_score_the_same(
+    own: MakeConfig, tmp_path: Path, val_check_interval: float
+) -> None:
+    config = own(
+        lr=0.05,
+        value=0.4 if val_check_interval == 1 else 1.2,
+        epochs=50,
+        val_check_interval=val_check_interval,
+    )
     evaluations = list(start_training(config, weights_path=tmp_path / "weights.safetensors"))
     assert evaluations[-1].outcome is Outcome.REACHED
-    assert evaluations[-1].step % 6 == (0 if val_check_interval == 1 else 3), "the latter within an epoch"
+    assert evaluations[-1].step % 6 == (0 if val_check_interval == 1 else 3), (
+        "the latter within an epoch"
+    )
     model = Classifier(lr=0.05)
     model.load_state_dict(read_weights(tmp_path / "weights.safetensors")[0])
     inputs, targets = blobs(90).tensors
@@ -121,7 +145,9 @@ def test_a_metric_that_is_not_logged_is_one_line(own: MakeConfig) -> None:
 
 
 class Noisy(Classifier):
-    """A module whose validation loss is best after a few epochs, with metrics of every kind that a callback or schedule may watch."""
+    """A module whose validation loss is best after a few epochs, with metrics of every kind that
+    a callback or schedule may watch.
+    """
 
     def __init__(self, lr: float, schedule: str | None) -> None:
         super().__init__(lr)
@@ -135,12 +161,19 @@ class Noisy(Classifier):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
         if self.schedule == "plateau":
-            schedule: Any = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val_loss"}}
+            schedule: Any = torch.optim.lr_scheduler.ReduceLROnPlateau(
+                optimizer, factor=0.5, patience=0
+            )
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": schedule, "monitor": "val_loss"},
+            }
         if self.schedule == "each epoch":
             return super().configure_optimizers()
         if self.schedule == "one_cycle":
-            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.lr, total_steps=EPOCHS * 6)
+            schedule = torch.optim.lr_scheduler.OneCycleLR(
+                optimizer, self.lr, total_steps=EPOCHS * 6
+            )
             return [optimizer], [{"scheduler": schedule, "interval": "step"}]
         return optimizer
 
@@ -163,7 +196,11 @@ def early_stopping(folder: Path, patience: int = 2, **settings: Any) -> list[Any
 
 
 def saving(folder: Path, **settings: Any) -> list[Any]:
-    return [lightning.callbacks.ModelCheckpoint(folder / "best", monitor="val_loss", save_last=True, **settings)]
+    return [
+        lightning.callbacks.ModelCheckpoint(
+            folder / "best", monitor="val_loss", save_last=True, **settings
+        )
+    ]
 
 
 def each_callback(folder: Path) -> list[Any]:
@@ -172,27 +209,48 @@ def each_callback(folder: Path) -> list[Any]:
 
 ROWS: dict[str, dict[str, Any]] = {
     "early stopping at the epoch's end": {"callbacks": early_stopping},
-    "early stopping at the validation's end": {"callbacks": partial(early_stopping, check_on_train_epoch_end=False)},
-    "early stopping before its least number of epochs": {"callbacks": early_stopping, "min_epochs": 6},
+    "early stopping at the validation's end": {
+        "callbacks": partial(early_stopping, check_on_train_epoch_end=False)
+    },
+    "early stopping before its least number of epochs": {
+        "callbacks": early_stopping,
+        "min_epochs": 6,
+    },
     "early stopping between validations": {
-        "callbacks": partial(early_stopping, patience=3, check_on_train_epoch_end=True, strict=False), "check_val_every_n_epoch": 2,
+        "callbacks": partial(
+            early_stopping, patience=3, check_on_train_epoch_end=True, strict=False
+        ),
+        "check_val_every_n_epoch": 2,
     },
     "model checkpoint": {"callbacks": saving},
-    "model checkpoint at the validation's end": {"callbacks": partial(saving, save_on_train_epoch_end=False, save_top_k=2)},
+    "model checkpoint at the validation's end": {
+        "callbacks": partial(saving, save_on_train_epoch_end=False, save_top_k=2)
+    },
     "learning rate reduced on a plateau": {"schedule": "plateau"},
     "learning rate reduced each few epochs": {"schedule": "each epoch"},
     "one cycle by step": {"schedule": "one_cycle"},
     "stochastic weight averaging": {
-        "callbacks": lambda _: [lightning.callbacks.StochasticWeightAveraging(swa_lrs=0.05, swa_epoch_start=3, annealing_epochs=2)]
+        "callbacks": lambda _: [
+            lightning.callbacks.StochasticWeightAveraging(
+                swa_lrs=0.05, swa_epoch_start=3, annealing_epochs=2
+            )
+        ]
     },
     "weight averaging by step": {"callbacks": lambda _: [lightning.callbacks.WeightAveraging()]},
     "accumulated gradients": {"accumulate_grad_batches": 4},
-    "a change of accumulation": {"callbacks": lambda _: [lightning.callbacks.GradientAccumulationScheduler({0: 1, 2: 3})]},
+    "a change of accumulation": {
+        "callbacks": lambda _: [lightning.callbacks.GradientAccumulationScheduler({0: 1, 2: 3})]
+    },
     "two validations an epoch": {"val_check_interval": 0.5, "callbacks": each_callback},
     "a number of steps": {"max_epochs": -1, "max_steps": 28, "callbacks": each_callback},
     "a logger": {"logger": True, "log_every_n_steps": 2},
-    "all at once": {"schedule": "plateau", "callbacks": each_callback, "accumulate_grad_batches": 2, "logger": True},
-}  # fmt: skip
+    "all at once": {
+        "schedule": "plateau",
+        "callbacks": each_callback,
+        "accumulate_grad_batches": 2,
+        "logger": True,
+    },
+}
 
 
 def fit_row(row: str, is_first: bool, folder: str) -> None:
@@ -208,22 +266,40 @@ def fit_row(row: str, is_first: bool, folder: str) -> None:
         default_root_dir=folder,
         enable_progress_bar=False,
         enable_model_summary=False,
-        enable_checkpointing=any(isinstance(callback, lightning.callbacks.ModelCheckpoint) for callback in callbacks),
+        enable_checkpointing=any(
+            isinstance(callback, lightning.callbacks.ModelCheckpoint) for callback in callbacks
+        ),
         callbacks=[ours, *callbacks] if is_first else [*callbacks, ours],
     )
     trainer.fit(model, datamodule=Blobs())
-    end: dict[str, Any] = {"epochs": trainer.current_epoch, "step": trainer.global_step, "should_stop": trainer.should_stop}
+    end: dict[str, Any] = {
+        "epochs": trainer.current_epoch,
+        "step": trainer.global_step,
+        "should_stop": trainer.should_stop,
+    }
     end["rates"] = [group["lr"] for group in trainer.optimizers[0].param_groups]
     end["weights"] = [parameter.tolist() for parameter in model.parameters()]
     for callback in trainer.early_stopping_callbacks:
-        end["stopping"] = (callback.wait_count, callback.stopped_epoch, callback.best_score.item(), callback.stopping_reason_message)
+        end["stopping"] = (
+            callback.wait_count,
+            callback.stopped_epoch,
+            callback.best_score.item(),
+            callback.stopping_reason_message,
+        )
     if trainer.checkpoint_callback is not None:
         best = trainer.checkpoint_callback
-        end["best"] = (Path(best.best_model_path).name, best.best_model_score.item(), Path(best.last_model_path).name)
+        end["best"] = (
+            Path(best.best_model_path).name,
+            best.best_model_score.item(),
+            Path(best.last_model_path).name,
+        )
         end["files"] = sorted(path.name for path in Path(folder, "best").iterdir())
     end["logged"] = [
         {key: value for key, value in line.items() if value}
-        for path in sorted(Path(folder).rglob("metrics.csv"), key=lambda path: int(path.parent.name.removeprefix("version_")))
+        for path in sorted(
+            Path(folder).rglob("metrics.csv"),
+            key=lambda path: int(path.parent.name.removeprefix("version_")),
+        )
         for line in csv.DictReader(path.read_text(encoding="utf-8").splitlines())
     ]
     ENDS.append(end)
@@ -232,7 +308,11 @@ def fit_row(row: str, is_first: bool, folder: str) -> None:
 @pytest.mark.parametrize("is_first", [True, False], ids=["first", "last"])
 @pytest.mark.parametrize("row", ROWS)
 def test_a_training_that_is_paused_at_every_epoch_is_as_if_it_were_not(
-    own: MakeConfig, tmp_path: Path, check_pauses: Callable[[Callable[[str], TrialConfig]], list[Evaluation]], row: str, is_first: bool
+    own: MakeConfig,
+    tmp_path: Path,
+    check_pauses: Callable[[Callable[[str], TrialConfig]], list[Evaluation]],
+    row: str,
+    is_first: bool,
 ) -> None:
     ENDS.clear()
 
@@ -247,7 +327,17 @@ def test_a_training_that_is_paused_at_every_epoch_is_as_if_it_were_not(
         assert ENDS[0]["stopping"][0] >= 2, "else early stopping did nothing"
 
 
-@pytest.mark.parametrize("settings", [{"devices": 2}, {"devices": 1, "strategy": "ddp_spawn"}, {"devices": 1, "num_nodes": 2}])
-def test_a_trainer_of_several_processes_is_refused_before_they_are_started(own: MakeConfig, settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"found a Trainer with devices=.*accepted in a trial is one that trains in the trial's"):
+@pytest.mark.parametrize(
+    "settings",
+    [{"devices": 2}, {"devices": 1, "strategy": "ddp_spawn"}, {"devices": 1, "num_nodes": 2}],
+)
+def test_a_trainer_of_several_processes_is_refused_before_they_are_started(
+    own: MakeConfig, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"found a Trainer with devices=.*accepted in a trial is one that trains in the trial's"
+        ),
+    ):
         list(start_training(own(lr=0.01, **settings)))

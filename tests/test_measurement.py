@@ -28,7 +28,14 @@ EVALUATIONS = st.builds(
     energy_joules=st.none() | ANY_FLOAT,
     outcome=st.none() | st.sampled_from(Outcome),
 )
-JSON_VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.lists(st.integers(), max_size=3)
+JSON_VALUES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.lists(st.integers(), max_size=3)
+)
 RESULTS = st.builds(
     TrialResult,
     trial=st.integers(0),
@@ -62,7 +69,9 @@ def hand_set_time(monkeypatch: pytest.MonkeyPatch) -> HandSetTime:
     return clock
 
 
-@given(course=st.lists(st.tuples(st.sampled_from([*Phase, None]), st.integers(0, 10**6)), max_size=20))
+@given(
+    course=st.lists(st.tuples(st.sampled_from([*Phase, None]), st.integers(0, 10**6)), max_size=20)
+)
 def test_phases_and_standstill_sum_to_the_wall_time(course: list[tuple[Phase | None, int]]) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         time = HandSetTime()
@@ -74,13 +83,17 @@ def test_phases_and_standstill_sum_to_the_wall_time(course: list[tuple[Phase | N
             time.now += seconds
             spent[phase] += seconds
             assert clock.phase is phase
-        assert {phase: clock.seconds(phase) for phase in Phase} == {phase: spent[phase] for phase in Phase}
+        assert {phase: clock.seconds(phase) for phase in Phase} == {
+            phase: spent[phase] for phase in Phase
+        }
         clock.enter(None)
         time.now += 7
         assert sum(clock.seconds(phase) for phase in Phase) + spent[None] == time.now - 1000.0 - 7
 
 
-def test_joules_are_counted_into_phases_and_what_reading_takes_is_in_none(hand_set_time: HandSetTime) -> None:
+def test_joules_are_counted_into_phases_and_what_reading_takes_is_in_none(
+    hand_set_time: HandSetTime,
+) -> None:
     counter = 100.0
 
     def read() -> float:
@@ -89,14 +102,31 @@ def test_joules_are_counted_into_phases_and_what_reading_takes_is_in_none(hand_s
 
     clock = PhaseClock()
     clock.attach(lambda: None, read)
-    for phase, joules in ((None, 7.0), (Phase.PREPARE, 2.0), (Phase.TRAIN, 30.0), (Phase.EVALUATE, 4.0), (None, 9.0), (Phase.TRAIN, 10.0)):
+    for phase, joules in (
+        (None, 7.0),
+        (Phase.PREPARE, 2.0),
+        (Phase.TRAIN, 30.0),
+        (Phase.EVALUATE, 4.0),
+        (None, 9.0),
+        (Phase.TRAIN, 10.0),
+    ):
         clock.enter(phase)
         counter += joules
         hand_set_time.now += 1.0
     clock.enter(None)
-    assert {phase: clock.joules(phase) for phase in Phase} == {"build": 0.0, "prepare": 2.0, "train": 40.0, "evaluate": 4.0}
+    assert {phase: clock.joules(phase) for phase in Phase} == {
+        "build": 0.0,
+        "prepare": 2.0,
+        "train": 40.0,
+        "evaluate": 4.0,
+    }
     assert clock.joules(Phase.PREPARE, Phase.TRAIN) == 42.0
-    assert {phase: clock.seconds(phase) for phase in Phase} == {"build": 0.0, "prepare": 1.0, "train": 2.0, "evaluate": 1.0}
+    assert {phase: clock.seconds(phase) for phase in Phase} == {
+        "build": 0.0,
+        "prepare": 1.0,
+        "train": 2.0,
+        "evaluate": 1.0,
+    }
 
 
 def same(left: object, right: object) -> bool:
@@ -112,7 +142,9 @@ def test_a_result_survives_its_dict_and_json(result: TrialResult) -> None:
 
 def test_a_record_of_another_version_is_read_by_the_fields_known_here() -> None:
     result = make_result(0, Outcome.MISSED, stopped_at=0.0)
-    older = {key: value for key, value in result.as_dict().items() if key not in ("error", "test_metric")}
+    older = {
+        key: value for key, value in result.as_dict().items() if key not in ("error", "test_metric")
+    }
     assert TrialResult.from_dict({**older, "a_field_of_tomorrow": 1}) == result
 
 
@@ -125,11 +157,20 @@ def test_a_record_of_another_version_is_read_by_the_fields_known_here() -> None:
         ("min", 0.9, True),
         ("min", 0.89, True),
         ("min", 0.9001, False),
-        *((mode, metric, False) for mode in ("max", "min") for metric in (math.nan, math.inf, -math.inf)),
+        *(
+            (mode, metric, False)
+            for mode in ("max", "min")
+            for metric in (math.nan, math.inf, -math.inf)
+        ),
     ],
 )
-def test_target_is_reached_at_or_past_its_value_and_never_by_what_is_not_finite(mode: str, metric: float, reached: bool) -> None:
-    assert Target(metric="accuracy", value=0.9, mode=mode, max_train_seconds=1.0).reached_by(metric) is reached
+def test_target_is_reached_at_or_past_its_value_and_never_by_what_is_not_finite(
+    mode: str, metric: float, reached: bool
+) -> None:
+    assert (
+        Target(metric="accuracy", value=0.9, mode=mode, max_train_seconds=1.0).reached_by(metric)
+        is reached
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,22 +178,37 @@ def test_target_is_reached_at_or_past_its_value_and_never_by_what_is_not_finite(
     [
         ("", ""),
         ("found 3\naccepted is 2", "found 3"),
-        ("Traceback (most recent call last):\n  File 'a'\nValueError: one\nnote\n", "ValueError: one"),
         (
-            "Traceback (most recent call last):\n  File 'a'\nKeyError: 1\n\nDuring\n\nTraceback (most recent call last):\n  b\nmy.Fault\n",
+            "Traceback (most recent call last):\n  File 'a'\nValueError: one\nnote\n",
+            "ValueError: one",
+        ),
+        (
+            (
+                "Traceback (most recent call last):\n  File 'a'\nKeyError: 1\n\nDuring\n\nTraceback"
+                " (most recent call last):\n  b\nmy.Fault\n"
+            ),
             "my.Fault",
         ),
         (
-            "Traceback (most recent call last):\n  a\nRuntimeError: x\n  File 't.py', line 1\n    (\n    ^\nSyntaxError: no end\n",
+            (
+                "Traceback (most recent call last):\n  a\nRuntimeError: x\n  File 't.py', line 1\n "
+                "   (\n    ^\nSyntaxError: no end\n"
+            ),
             "SyntaxError: no end",
         ),
         (
-            "Traceback (most recent call last):\n  a\nRuntimeError: torchrun ended with exit code 1\n"
-            "[rank1]: Traceback (most recent call last):\n[rank1]:   File 't.py'\n[rank1]: ValueError: empty\n"
-            "Traceback (most recent call last):\n  b\nerrors.ChildFailedError: \n====\nFAILED",
+            (
+                "Traceback (most recent call last):\n  a\nRuntimeError: torchrun ended with exit"
+                " code 1\n[rank1]: Traceback (most recent call last):\n[rank1]:   File"
+                " 't.py'\n[rank1]: ValueError: empty\nTraceback (most recent call last):\n "
+                " b\nerrors.ChildFailedError: \n====\nFAILED"
+            ),
             "[rank1]: ValueError: empty",
         ),
-        ("Traceback (most recent call last):\n  a\nCalledProcessError: x\nFAILED", "CalledProcessError: x"),
+        (
+            "Traceback (most recent call last):\n  a\nCalledProcessError: x\nFAILED",
+            "CalledProcessError: x",
+        ),
     ],
 )
 def test_the_line_of_an_error_is_its_last_exception(error: str, line: str) -> None:

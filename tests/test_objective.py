@@ -11,10 +11,19 @@ from tests.support.records import make_result
 
 def evaluation(**changes: object) -> Evaluation:
     values: dict[str, object] = {
-        "step": 10, "epoch": 1.0, "samples": 640, "build_seconds": 8.0, "prepare_seconds": 1.0, "train_seconds": 4.0,
-        "evaluate_seconds": 100.0, "metric": 0.9, "loss": 0.1, "samples_per_second": 160.0, "peak_memory_bytes": None,
+        "step": 10,
+        "epoch": 1.0,
+        "samples": 640,
+        "build_seconds": 8.0,
+        "prepare_seconds": 1.0,
+        "train_seconds": 4.0,
+        "evaluate_seconds": 100.0,
+        "metric": 0.9,
+        "loss": 0.1,
+        "samples_per_second": 160.0,
+        "peak_memory_bytes": None,
         "energy_joules": None,
-    }  # fmt: skip
+    }
     return Evaluation(**{**values, **changes})  # type: ignore[arg-type]
 
 
@@ -24,7 +33,9 @@ def result(outcome: Outcome, *evaluations: Evaluation) -> TrialResult:
 
 @pytest.mark.parametrize("outcome", [each for each in Outcome if each is not Outcome.REACHED])
 def test_a_trial_that_did_not_reach_the_target_has_no_score(outcome: Outcome) -> None:
-    with pytest.raises(ValueError, match=f"trial 3 ended {outcome}: only a trial that REACHED has a time to target"):
+    with pytest.raises(
+        ValueError, match=f"trial 3 ended {outcome}: only a trial that REACHED has a time to target"
+    ):
         AmortisedTime(num_trainings=1).score(result(outcome, evaluation()))
 
 
@@ -32,8 +43,13 @@ H200 = Device(kind="NVIDIA H200", where="there", energy_fault=None)
 PRICES = {"cpu": 0.36, "NVIDIA H200": 3.6}
 
 
-@pytest.mark.parametrize(("kind", "num_workers", "cost"), [("cpu", 1, 0.0007), ("NVIDIA H200", 1, 0.007), ("NVIDIA H200", 8, 0.056)])
-def test_money_is_device_seconds_at_the_price_of_their_kind(kind: str, num_workers: int, cost: float) -> None:
+@pytest.mark.parametrize(
+    ("kind", "num_workers", "cost"),
+    [("cpu", 1, 0.0007), ("NVIDIA H200", 1, 0.007), ("NVIDIA H200", 8, 0.056)],
+)
+def test_money_is_device_seconds_at_the_price_of_their_kind(
+    kind: str, num_workers: int, cost: float
+) -> None:
     objective = Cost(num_trainings=4, price_per_hour=PRICES, currency="EUR")
     reached = result(Outcome.REACHED, evaluation(device_kind=kind, num_workers=num_workers))
     assert objective.score(reached) == pytest.approx(cost, rel=1e-12)
@@ -43,12 +59,23 @@ def test_money_is_device_seconds_at_the_price_of_their_kind(kind: str, num_worke
 @pytest.mark.parametrize(
     ("prices", "message"),
     [
-        (None, "objective: there trains on 'NVIDIA H200', and cluster.price_per_hour has no price; accepted is a price"),
-        ({"cpu": 1.0}, r"only prices of 'cpu'; .* 'cluster\.price_per_hour=\{NVIDIA H200: 2\.5\}'$"),
+        (
+            None,
+            (
+                "objective: there trains on 'NVIDIA H200', and cluster.price_per_hour has no price;"
+                " accepted is a price"
+            ),
+        ),
+        (
+            {"cpu": 1.0},
+            r"only prices of 'cpu'; .* 'cluster\.price_per_hour=\{NVIDIA H200: 2\.5\}'$",
+        ),
         ({"NVIDIA H100": 1.0}, "only prices of 'NVIDIA H100'"),
     ],
 )
-def test_a_kind_without_a_price_is_refused_with_the_key_to_set(prices: dict[str, float] | None, message: str) -> None:
+def test_a_kind_without_a_price_is_refused_with_the_key_to_set(
+    prices: dict[str, float] | None, message: str
+) -> None:
     objective = Cost(num_trainings=1, price_per_hour=prices, currency="USD")
     with pytest.raises(ConfigError, match=message):
         check_measured(objective, [H200])
@@ -58,31 +85,51 @@ def test_a_kind_without_a_price_is_refused_with_the_key_to_set(prices: dict[str,
 
 @pytest.mark.parametrize("price", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_price_that_is_none_is_refused(price: float) -> None:
-    with pytest.raises(ConfigError, match=r"^cluster\.price_per_hour: found .* for 'cpu', accepted is above 0$"):
+    with pytest.raises(
+        ConfigError, match=r"^cluster\.price_per_hour: found .* for 'cpu', accepted is above 0$"
+    ):
         Cost(num_trainings=1, price_per_hour={"cpu": price}, currency="USD")
 
 
-@pytest.mark.parametrize(("num_trainings", "joules"), [(1, 1500.0), (4, 750.0), (10**9, 500.000001)])
-def test_the_energy_of_building_is_shared_among_the_trainings_of_a_process(num_trainings: int, joules: float) -> None:
+@pytest.mark.parametrize(
+    ("num_trainings", "joules"), [(1, 1500.0), (4, 750.0), (10**9, 500.000001)]
+)
+def test_the_energy_of_building_is_shared_among_the_trainings_of_a_process(
+    num_trainings: int, joules: float
+) -> None:
     objective = Energy(num_trainings=num_trainings)
-    reached = result(Outcome.REACHED, evaluation(build_joules=1000.0, energy_joules=500.0, train_seconds=1e9))
+    reached = result(
+        Outcome.REACHED, evaluation(build_joules=1000.0, energy_joules=500.0, train_seconds=1e9)
+    )
     assert objective.score(reached) == pytest.approx(joules, rel=1e-12)
 
 
 @pytest.mark.parametrize("changes", [{}, {"energy_joules": 500.0}, {"build_joules": 500.0}])
-def test_energy_that_was_not_measured_is_refused_and_never_taken_for_another_number(changes: dict[str, float]) -> None:
+def test_energy_that_was_not_measured_is_refused_and_never_taken_for_another_number(
+    changes: dict[str, float],
+) -> None:
     with pytest.raises(
-        ConfigError, match=r"^objective: the energy that the device uses is not known on this training \(it was not measured\)"
+        ConfigError,
+        match=(
+            r"^objective: the energy that the device uses is not known on this training \(it was"
+            r" not measured\)"
+        ),
     ):
         Energy(num_trainings=1).score(result(Outcome.REACHED, evaluation(**changes)))
 
 
 OBJECTIVES = {"time": AmortisedTime(num_trainings=1), "energy": Energy(num_trainings=1)}
-PREFERENCES = {"balanced": {"time": 1.0, "energy": 1.0}, "quick": {"time": 3.0, "energy": 1.0}, "green": {"energy": 1.0}}
+PREFERENCES = {
+    "balanced": {"time": 1.0, "energy": 1.0},
+    "quick": {"time": 3.0, "energy": 1.0},
+    "green": {"energy": 1.0},
+}
 
 
 def pareto(**changes: object) -> Pareto:
-    return Pareto(**{"objectives": OBJECTIVES, "preferences": PREFERENCES, "search_for": "quick", **changes})  # type: ignore[arg-type]
+    return Pareto(
+        **{"objectives": OBJECTIVES, "preferences": PREFERENCES, "search_for": "quick", **changes}
+    )  # type: ignore[arg-type]
 
 
 def test_each_preference_picks_its_point() -> None:
@@ -98,17 +145,31 @@ class Unbounded:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"objectives": {"time": OBJECTIVES["time"]}}, r"^objective\.objectives: found time, accepted are at least two"),
-        ({"objectives": {**OBJECTIVES, "loss": Unbounded()}}, r"^objective\.objectives\.loss: has no lower_bound"),
+        (
+            {"objectives": {"time": OBJECTIVES["time"]}},
+            r"^objective\.objectives: found time, accepted are at least two",
+        ),
+        (
+            {"objectives": {**OBJECTIVES, "loss": Unbounded()}},
+            r"^objective\.objectives\.loss: has no lower_bound",
+        ),
         (
             {"preferences": {"odd": {"time": 1.0, "speed": 1.0}}},
             r"^objective\.preferences\.odd: found .* accepted are weights of time, energy",
         ),
-        ({"preferences": {"odd": {"time": -1.0, "energy": 2.0}}}, r"^objective\.preferences\.odd: found"),
+        (
+            {"preferences": {"odd": {"time": -1.0, "energy": 2.0}}},
+            r"^objective\.preferences\.odd: found",
+        ),
         ({"preferences": {"odd": {"time": 0.0}}}, r"^objective\.preferences\.odd: found"),
-        ({"search_for": "slow"}, r"^objective\.search_for: found slow, accepted are balanced, quick, green"),
+        (
+            {"search_for": "slow"},
+            r"^objective\.search_for: found slow, accepted are balanced, quick, green",
+        ),
     ],
 )
-def test_objectives_and_preferences_that_cannot_be_are_refused(changes: dict[str, object], message: str) -> None:
+def test_objectives_and_preferences_that_cannot_be_are_refused(
+    changes: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         pareto(**changes)

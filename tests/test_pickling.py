@@ -34,8 +34,10 @@ lock = threading.Lock()
 
 def fit(lr):
     return {
-        "data": load_data(3), "hits": [load_data(3), load_data.cache_info().hits > 0], "most": load_data.cache_parameters()["maxsize"],
-        "times": Model().times(2), "settings": dataclasses.asdict(Settings(lr)), "mode": Mode("fast").name, "beside": beside.NUMBER,
+        "data": load_data(3), "hits": [load_data(3), load_data.cache_info().hits > 0],
+        "most": load_data.cache_parameters()["maxsize"],
+        "times": Model().times(2), "settings": dataclasses.asdict(Settings(lr)),
+        "mode": Mode("fast").name, "beside": beside.NUMBER,
     }
 
 @functools.cache
@@ -62,14 +64,26 @@ except ConfigError as error:
 def test_a_function_does_in_another_process_what_it_does_in_its_script(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(_SCRIPT)
     (tmp_path / "beside.py").write_text("NUMBER = 7\n")
-    ran = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     here, refusal = ran.stdout.splitlines()
-    assert refusal == (
-        "tune(refused): load: cannot be sent to other processes: cannot pickle '_thread.lock' object; create it inside a function, or in a "
-        "module that the script imports"
+    assert (
+        refusal
+        == "tune(refused): load: cannot be sent to other processes: cannot pickle '_thread.lock'"
+        " object; create it inside a function, or in a module that the script imports"
     )
-    loads = f"import json, sys; sys.path.append({str(tmp_path / 'function')!r}); import study_fit; print(json.dumps(study_fit.fit(lr=1.0)))"
-    ran = subprocess.run([sys.executable, "-c", loads], cwd=tmp_path.parent, capture_output=True, text=True, check=False)
+    loads = (
+        f"import json, sys; sys.path.append({str(tmp_path / 'function')!r}); import study_fit;"
+        " print(json.dumps(study_fit.fit(lr=1.0)))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", loads],
+        cwd=tmp_path.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout) == json.loads(here)

@@ -1,4 +1,6 @@
-"""``python -m autotune profile``, called as a function on toy data and as a command on the shipped experiment."""
+"""``python -m autotune profile``, called as a function on toy data and as a command on the
+shipped experiment.
+"""
 
 import json
 import re
@@ -37,7 +39,10 @@ def hungry_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """A command line that profiles toy data; its search path of modules is given back after the test."""
+    """A command line that profiles toy data.
+
+    Its search path of modules is given back after the test.
+    """
     monkeypatch.setattr(sys, "path", [*sys.path])
     return [
         "experiment=cnn",
@@ -50,18 +55,31 @@ def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     ]
 
 
-def test_a_profile_is_printed_and_kept(toy: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_is_printed_and_kept(
+    toy: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert profile_command([*toy, "num_steps=3", "progress=0.5", "runtime.micro_batch_size=8"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "cnn · 3 steps of 16 samples"
-    shares = [float(line.split()[-1].rstrip("%")) for line in said if re.match(r"(data|augm|forw|backw|optim|Python)", line)]
+    shares = [
+        float(line.split()[-1].rstrip("%"))
+        for line in said
+        if re.match(r"(data|augm|forw|backw|optim|Python)", line)
+    ]
     assert len(shares) == 6
     assert sum(shares) == pytest.approx(100, abs=0.5)
     assert any(line.startswith("advice  ") for line in said)
     (folder,) = (tmp_path / "profiles").iterdir()
     assert re.fullmatch(r"profile-cnn-\d{8}-\d{6}", folder.name)
-    assert {each.name for each in folder.iterdir()} == {"trace.json", "profile.json", "profile.html"}
-    assert said[-3] == f"trace   {folder}/trace.json (open it at https://ui.perfetto.dev or chrome://tracing)"
+    assert {each.name for each in folder.iterdir()} == {
+        "trace.json",
+        "profile.json",
+        "profile.html",
+    }
+    assert (
+        said[-3]
+        == f"trace   {folder}/trace.json (open it at https://ui.perfetto.dev or chrome://tracing)"
+    )
     kept = json.loads((folder / "profile.json").read_text())
     assert kept["experiment"] == "cnn"
     assert "runtime.micro_batch_size=8" in kept["overrides"]
@@ -74,9 +92,15 @@ def test_a_profile_is_printed_and_kept(toy: list[str], tmp_path: Path, capsys: p
     ("arguments", "said"),
     [
         (["num_steps=3"], "no experiment; accepted is experiment=NAME"),
-        (["experiment=cnn", "num_steps=0"], "num_steps: found '0', accepted is a whole number from 1 to 10000"),
+        (
+            ["experiment=cnn", "num_steps=0"],
+            "num_steps: found '0', accepted is a whole number from 1 to 10000",
+        ),
         (["experiment=cnn", "num_step=3"], "num_step: no such key (did you mean num_steps=...?)"),
-        (["experiment=cnn", "optimizer.lr=0.1,0.2"], "optimizer.lr: is a sweep; accepted is one value"),
+        (
+            ["experiment=cnn", "optimizer.lr=0.1,0.2"],
+            "optimizer.lr: is a sweep; accepted is one value",
+        ),
     ],
 )
 def test_bad_input_is_refused(arguments: list[str], said: str) -> None:
@@ -84,15 +108,24 @@ def test_bad_input_is_refused(arguments: list[str], said: str) -> None:
         profile_command(arguments)
 
 
-def test_a_training_function_of_ones_own_leaves_nothing_behind(toy: list[str], tmp_path: Path) -> None:
+def test_a_training_function_of_ones_own_leaves_nothing_behind(
+    toy: list[str], tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="training: a function has no steps"):
         profile_command([*toy, f"training={{_target_: {__name__}.own_training}}"])
     assert list((tmp_path / "profiles").iterdir()) == []
 
 
-def test_running_out_of_memory_is_one_line(toy: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(profile_command, [*toy, f"loss._target_={__name__}.hungry_loss"]) == EXIT_BAD_INPUT
-    assert capsys.readouterr().err.startswith("autotune: out of memory; runtime.activation_checkpointing=true")
+def test_running_out_of_memory_is_one_line(
+    toy: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        run_command(profile_command, [*toy, f"loss._target_={__name__}.hungry_loss"])
+        == EXIT_BAD_INPUT
+    )
+    assert capsys.readouterr().err.startswith(
+        "autotune: out of memory; runtime.activation_checkpointing=true"
+    )
 
 
 def test_a_folder_that_cannot_be_made_is_refused(toy: list[str], tmp_path: Path) -> None:

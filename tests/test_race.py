@@ -1,4 +1,6 @@
-"""The race: who runs next, who leaves, which runs the claim is made of, and how often it is right."""
+"""The race: who runs next, who leaves, which runs the claim is made of, and how often it is
+right.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,7 +21,14 @@ Draw = Callable[[tuple[int, int]], RunScore]
 def arms(*expected: float, seconds: float = 1.0, least: float = 0.0) -> list[Arm]:
     """Arms 0, 1, ...; the first one is the baseline."""
     return [
-        Arm(trial=trial, label="", suggestion=Suggestion({}), expected_score=score, run_seconds=seconds, least_score=least)
+        Arm(
+            trial=trial,
+            label="",
+            suggestion=Suggestion({}),
+            expected_score=score,
+            run_seconds=seconds,
+            least_score=least,
+        )
         for trial, score in enumerate(expected)
     ]
 
@@ -42,8 +51,12 @@ def noisy(means: Sequence[float], sd: float, seed: int) -> Draw:
     return lambda key: reached(float(means[key[0]] * np.exp(rng.normal(0, sd) - sd**2 / 2)))
 
 
-def race(expected: Sequence[float], limits: RaceLimits, draw: Draw, **settings: float) -> tuple[Standing, Runs]:
-    """The final standing of a whole race, and its runs by arm and round, in the order they were made."""
+def race(
+    expected: Sequence[float], limits: RaceLimits, draw: Draw, **settings: float
+) -> tuple[Standing, Runs]:
+    """The final standing of a whole race, and its runs by arm and round, in the order they were
+    made.
+    """
     baseline, *candidates = arms(*expected, **settings)
     runs: Runs = {}
     while (now := standing(baseline, candidates, limits, runs)).pending:
@@ -51,37 +64,60 @@ def race(expected: Sequence[float], limits: RaceLimits, draw: Draw, **settings: 
     return now, runs
 
 
-def num_pairs(scores: Sequence[float], draw: Draw, *, max_runs: int = 40, expected: Sequence[float] = ()) -> int:
+def num_pairs(
+    scores: Sequence[float], draw: Draw, *, max_runs: int = 40, expected: Sequence[float] = ()
+) -> int:
     return len(race(expected or scores, RaceLimits(max_runs=max_runs), draw)[0].claim_rounds)
 
 
 def test_the_fastest_of_eight_wins_though_the_search_expected_least_of_it() -> None:
     scores = [4.0, 2.0, 2.1, 2.2, 2.3, 2.4, 2.5, 2.6, 1.0]
-    ended, runs = race([4.0, *[1.0 + arm / 100 for arm in range(8)]], RaceLimits(max_runs=40), always(*scores))
+    ended, runs = race(
+        [4.0, *[1.0 + arm / 100 for arm in range(8)]], RaceLimits(max_runs=40), always(*scores)
+    )
     assert (ended.winner, ended.pending, ended.is_baseline_better) == (8, (), False)
     assert set(ended.reasons) == {1, 2, 3, 4, 5, 6, 7}
     assert len(runs) == ended.num_runs <= 40
 
 
-def test_where_the_limits_do_not_suffice_for_all_those_race_of_whom_the_search_expected_most() -> None:
-    ended, _ = race([4.0, *[2.0 - arm / 10 for arm in range(8)]], RaceLimits(max_runs=24), always(4.0, *[1.0] * 8))
-    assert {arm for arm, reason in ended.reasons.items() if reason.startswith("not run")} == {1, 2, 3, 4}
+def test_where_the_limits_do_not_suffice_for_all_those_race_of_whom_the_search_expected_most() -> (
+    None
+):
+    ended, _ = race(
+        [4.0, *[2.0 - arm / 10 for arm in range(8)]],
+        RaceLimits(max_runs=24),
+        always(4.0, *[1.0] * 8),
+    )
+    assert {arm for arm, reason in ended.reasons.items() if reason.startswith("not run")} == {
+        1,
+        2,
+        3,
+        4,
+    }
 
 
 def test_the_claim_is_made_of_rounds_that_had_no_part_in_choosing() -> None:
-    ended, runs = race([3.0, 1.0, 1.1, 1.2], RaceLimits(max_runs=24), noisy([3.0, 1.0, 1.1, 1.2], 0.1, 0))
+    ended, runs = race(
+        [3.0, 1.0, 1.1, 1.2], RaceLimits(max_runs=24), noisy([3.0, 1.0, 1.1, 1.2], 0.1, 0)
+    )
     chosen_by = {number for _, number in runs if number not in ended.claim_rounds}
     assert chosen_by
-    assert all((0, number) not in runs for number in chosen_by), "choosing among candidates needs no baseline"
+    assert all((0, number) not in runs for number in chosen_by), (
+        "choosing among candidates needs no baseline"
+    )
     assert {arm for arm, number in runs if number in ended.claim_rounds} == {0, ended.winner}
 
 
 def test_arms_take_turns_and_each_round_begins_with_another() -> None:
     _, runs = race([3.0, 1.0, 1.0], RaceLimits(max_runs=16), always(1.0, 1.0, 1.0))
     rounds = {number: [arm for arm, at in runs if at == number] for _, number in runs}
-    assert [number for _, number in runs] == sorted(number for _, number in runs), "a round is finished before the next one"
+    assert [number for _, number in runs] == sorted(number for _, number in runs), (
+        "a round is finished before the next one"
+    )
     for racing in (sorted(rounds[0]), sorted(rounds[max(rounds)])):
-        assert {rounds[number][0] for number in rounds if sorted(rounds[number]) == racing} == set(racing)
+        assert {rounds[number][0] for number in rounds if sorted(rounds[number]) == racing} == set(
+            racing
+        )
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 8])
@@ -91,13 +127,19 @@ def test_runs_side_by_side_change_no_winner_and_no_pair(num_devices: int) -> Non
     runs: Runs = {}
     while batch := (now := standing(baseline, candidates, limits, runs)).batch(num_devices):
         assert not {key for unit in batch for key in unit} & runs.keys(), "nothing is made twice"
-        assert {len(unit) for unit in batch} == {2 if now.claim_rounds else 1}, "a pair stays on one device"
+        assert {len(unit) for unit in batch} == {2 if now.claim_rounds else 1}, (
+            "a pair stays on one device"
+        )
         runs |= {key: reached(scores[key[0]]) for unit in batch for key in unit}
     in_turn, _ = race(scores, limits, always(*scores))
-    assert (now.winner, now.reasons, now.claim_rounds) == (in_turn.winner, in_turn.reasons, in_turn.claim_rounds)
+    assert (now.winner, now.reasons, now.claim_rounds) == (
+        in_turn.winner,
+        in_turn.reasons,
+        in_turn.claim_rounds,
+    )
 
 
-def test_who_is_clearly_behind_leaves_at_once_and_one_that_is_left_alone_runs_no_further_round() -> None:
+def test_who_is_clearly_behind_leaves_at_once_and_who_is_left_alone_runs_no_more() -> None:
     ended, runs = race([9.0, 1.0, 1.0], RaceLimits(max_runs=60), always(9.0, 1.0, 30.0))
     assert ended.reasons[2] == "left after round 1: clearly behind"
     assert sum(arm == 1 for arm, _ in runs) == 1 + len(ended.claim_rounds)
@@ -110,21 +152,44 @@ def test_a_plain_gain_takes_few_pairs_and_a_small_one_all_that_are_left() -> Non
 
 def test_what_the_pairs_show_of_the_gain_does_not_change_how_many_there_are() -> None:
     """Else a race that went on until the interval excludes 1 would end with one that flatters."""
-    assert len({num_pairs([1.6, 1.0], always(*scores)) for scores in ([1.6, 1.0], [1.0, 1.6], [9.0, 0.1])}) == 1
+    assert (
+        len(
+            {
+                num_pairs([1.6, 1.0], always(*scores))
+                for scores in ([1.6, 1.0], [1.0, 1.6], [9.0, 0.1])
+            }
+        )
+        == 1
+    )
 
 
 def test_pairs_that_vary_or_may_miss_are_made_more_of() -> None:
     steady = num_pairs([2.0, 1.0], always(2.0, 1.0))
     assert steady < num_pairs([2.0, 1.0], noisy([2.0, 1.0], 0.6, 0))
     expected = [2.5, 1.0, 1.05, 1.1]  # of others that miss
-    some_miss = num_pairs(expected, lambda key: (missed if key[0] in (2, 3) else reached)(expected[key[0]]), max_runs=60)
+    some_miss = num_pairs(
+        expected,
+        lambda key: (missed if key[0] in (2, 3) else reached)(expected[key[0]]),
+        max_runs=60,
+    )
     assert num_pairs(expected, always(*expected), max_runs=60) < some_miss
 
 
 def test_a_claim_ends_once_its_pairs_have_settled() -> None:
-    """A miss among the first four pairs asks for many more; if these all reach, it was a rare one."""
-    rare = num_pairs([3.0, 1.0], lambda key: missed(2.0) if key == (1, 2) else reached([3.0, 1.0][key[0]]), max_runs=60)
-    often = num_pairs([3.0, 1.0], lambda key: missed(2.0) if key[0] and key[1] % 4 == 2 else reached([3.0, 1.0][key[0]]), max_runs=60)
+    """A miss among the first four pairs asks for many more.
+
+    If these all reach, it was a rare one.
+    """
+    rare = num_pairs(
+        [3.0, 1.0],
+        lambda key: missed(2.0) if key == (1, 2) else reached([3.0, 1.0][key[0]]),
+        max_runs=60,
+    )
+    often = num_pairs(
+        [3.0, 1.0],
+        lambda key: missed(2.0) if key[0] and key[1] % 4 == 2 else reached([3.0, 1.0][key[0]]),
+        max_runs=60,
+    )
     assert MIN_PAIRS < rare < often
 
 
@@ -147,7 +212,11 @@ def test_seconds_bound_the_race_but_for_the_least_that_a_claim_needs() -> None:
 
 def test_a_claim_whose_first_pairs_vary_takes_overtime() -> None:
     limits = RaceLimits(max_runs=40, max_seconds=9.0)
-    ended, runs = race([3.0, 1.0], limits, lambda key: missed(2.0) if key == (1, 2) else reached([3.0, 1.0][key[0]]))
+    ended, runs = race(
+        [3.0, 1.0],
+        limits,
+        lambda key: missed(2.0) if key == (1, 2) else reached([3.0, 1.0][key[0]]),
+    )
     assert MIN_PAIRS < len(ended.claim_rounds) <= 9
     assert sum(run.seconds for run in runs.values()) <= 2 * limits.max_seconds
 
@@ -155,13 +224,17 @@ def test_a_claim_whose_first_pairs_vary_takes_overtime() -> None:
 def ratio_of(ended: Standing, runs: Runs) -> tuple[float, float]:
     """The ends of the interval of the claim."""
     assert ended.winner is not None
-    ratio = ratio_of_expected_scores(*([runs[arm, number] for number in ended.claim_rounds] for arm in (0, ended.winner)))
+    ratio = ratio_of_expected_scores(
+        *([runs[arm, number] for number in ended.claim_rounds] for arm in (0, ended.winner))
+    )
     assert ratio is not None
     return ratio.low, ratio.high
 
 
 def test_a_gain_of_four_is_shown_though_one_run_in_five_falls_short() -> None:
-    """The four pairs of a claim may vary far more than the model of all runs says: then it takes more of them."""
+    """The four pairs of a claim may vary far more than the model of all runs says: then it takes
+    more of them.
+    """
     num_studies, num_shown, means = 150, 0, [4.0, 1.0, 1.3, 1.6, 1.9]
     for seed in range(num_studies):
         rng = np.random.default_rng(seed)
@@ -177,17 +250,23 @@ def test_a_gain_of_four_is_shown_though_one_run_in_five_falls_short() -> None:
 @pytest.mark.parametrize(
     ("expected", "falls_short", "score"),
     [
-        ([9.0, 1.0, 1.2], lambda number: number % 3 == 0, 1.0),  # a success costs one and a half times what a run does
+        # a success costs one and a half times what a run does
+        ([9.0, 1.0, 1.2], lambda number: number % 3 == 0, 1.0),
         ([9.0, 1.0, 1.1], lambda number: True, None),  # a crash is a miss
-        ([9.0, 1.0, 1.5], lambda number: number >= 2, 1.0),  # only in its claim, which begins again with the other one
+        # only in its claim, which begins again with the other one
+        ([9.0, 1.0, 1.5], lambda number: number >= 2, 1.0),
         ([0.8, 0.19, 0.2], lambda number: number not in (0, 4), 0.2),  # a record of luck
     ],
 )
-def test_an_arm_that_falls_short_is_charged_for_it(expected: list[float], falls_short: Callable[[int], bool], score: float | None) -> None:
+def test_an_arm_that_falls_short_is_charged_for_it(
+    expected: list[float], falls_short: Callable[[int], bool], score: float | None
+) -> None:
     ended, runs = race(
         expected,
         RaceLimits(max_runs=60),
-        lambda key: missed(score) if key[0] == 1 and falls_short(key[1]) else reached(expected[key[0]]),
+        lambda key: (
+            missed(score) if key[0] == 1 and falls_short(key[1]) else reached(expected[key[0]])
+        ),
     )
     assert ended.winner == 2
     assert ratio_of(ended, runs)[0] > 1
@@ -198,16 +277,26 @@ def test_an_arm_that_falls_short_is_charged_for_it(expected: list[float], falls_
 @pytest.mark.parametrize(("min_reach_rate", "winner"), [(0.0, 1), (1.0, 2)])
 def test_a_least_share_of_successes_comes_before_speed(min_reach_rate: float, winner: int) -> None:
     limits = RaceLimits(max_runs=40, min_reach_rate=min_reach_rate)
-    ended, _ = race([9.0, 1.0, 3.0], limits, lambda key: missed(1.0) if key == (1, 0) else reached([9.0, 1.0, 3.0][key[0]]))
+    ended, _ = race(
+        [9.0, 1.0, 3.0],
+        limits,
+        lambda key: missed(1.0) if key == (1, 0) else reached([9.0, 1.0, 3.0][key[0]]),
+    )
     assert ended.winner == winner
 
 
 def test_a_claim_that_turns_the_order_round_is_begun_again_on_further_seeds() -> None:
     scores, limits = [4.0, 1.0, 1.1], RaceLimits(max_runs=40)
     first_of_claim = race(scores, limits, always(*scores))[0].claim_rounds[0]
-    ended, runs = race(scores, limits, lambda key: reached(3.0 if key[0] == 1 and key[1] >= first_of_claim else scores[key[0]]))
+    ended, runs = race(
+        scores,
+        limits,
+        lambda key: reached(3.0 if key[0] == 1 and key[1] >= first_of_claim else scores[key[0]]),
+    )
     assert ended.winner == 2
-    assert min(ended.claim_rounds) > max(number for arm, number in runs if arm == 1) >= first_of_claim
+    assert (
+        min(ended.claim_rounds) > max(number for arm, number in runs if arm == 1) >= first_of_claim
+    )
     assert "behind another one in its claim" in ended.reasons[1]
 
 
@@ -239,21 +328,36 @@ def test_a_race_ends_within_its_limits_and_goes_on_where_it_stood(
     ended, runs = race(expected, limits, noisy(expected, sd, seed))
     assert len(runs) == ended.num_runs <= max_runs
     assert (ended.winner is None) == (num_candidates == 0)
-    assert set(ended.reasons) | {ended.winner, 0} >= set(range(num_candidates + 1)), "every candidate has its reason"
+    assert set(ended.reasons) | {ended.winner, 0} >= set(range(num_candidates + 1)), (
+        "every candidate has its reason"
+    )
     baseline, *candidates = arms(*expected)
     made: Runs = {}
-    for key in runs:  # in the order they were made: another process that knows the first ones asks for the next
+    # in the order they were made: another process that knows the first ones asks for the next
+    for key in runs:
         assert standing(baseline, candidates, limits, made).pending[0] == key
         made[key] = runs[key]
 
 
-@pytest.mark.parametrize(("gain", "sd", "claims"), [(1.0, 0.05, (0.0, 0.07)), (1.0, 0.3, (0.0, 0.07)), (1.3, 0.15, (0.7, 1.0))])
-def test_true_gains_are_claimed_and_others_seldom(gain: float, sd: float, claims: tuple[float, float]) -> None:
-    """2.5% of false claims are to be expected; benchmarks.noise measures it with a thousand studies."""
+@pytest.mark.parametrize(
+    ("gain", "sd", "claims"),
+    [(1.0, 0.05, (0.0, 0.07)), (1.0, 0.3, (0.0, 0.07)), (1.3, 0.15, (0.7, 1.0))],
+)
+def test_true_gains_are_claimed_and_others_seldom(
+    gain: float, sd: float, claims: tuple[float, float]
+) -> None:
+    """2.5% of false claims are to be expected.
+
+    Benchmarks.noise measures it with a thousand studies.
+    """
     means, num_studies, num_claimed, num_held = [1.0, *[1.0] * 4, 1 / gain, *[1.0] * 3], 150, 0, 0
     for seed in range(num_studies):
         draw = noisy(means, sd, seed)
-        ended, runs = race([draw((arm, -1)).score or 0.0 for arm in range(len(means))], RaceLimits(max_runs=40), draw)
+        ended, runs = race(
+            [draw((arm, -1)).score or 0.0 for arm in range(len(means))],
+            RaceLimits(max_runs=40),
+            draw,
+        )
         low, high = ratio_of(ended, runs)
         truth = means[0] / means[ended.winner or 0]
         num_claimed += low > 1 and truth == gain

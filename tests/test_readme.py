@@ -1,4 +1,6 @@
-"""The examples of one's own code in the README and in docs/your_own_code.md, run as they stand there."""
+"""The examples of one's own code in the README and in docs/your_own_code.md, run as they stand
+there.
+"""
 
 import json
 import os
@@ -44,11 +46,20 @@ def command_after(mark: str) -> list[str]:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("mark", ["own training", pytest.param("own model", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "mark", ["own training", pytest.param("own model", marks=pytest.mark.slow)]
+)
 def test_the_example_is_tuned_to_a_confirmed_result(project: Path, mark: str) -> None:
     name = mark.replace(" ", "-")
     command = [*command_after(mark), f"study.name={name}", "search.num_trials=6", "confirm=quick"]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"}, check=False)
+    done = subprocess.run(
+        command,
+        cwd=project,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "200"},
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     best = json.loads((project / "outputs" / name / "best.json").read_text())
     assert best["best"]["num_reached"] == best["best"]["num_runs"] == 2
@@ -58,13 +69,17 @@ def test_the_example_is_tuned_to_a_confirmed_result(project: Path, mark: str) ->
 @pytest.mark.ray
 @pytest.mark.slow
 def test_the_loop_of_the_readme_is_tuned_from_python(project: Path) -> None:
-    done = subprocess.run([sys.executable, "my_training.py"], cwd=project, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "my_training.py"], cwd=project, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith("{'lr': ")
     assert len([*(project / "outputs").glob("train-*/best.json")]) == 1
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda page: page.name
+)
 def test_every_file_that_a_page_links_to_is_there(page: Path) -> None:
     links = re.findall(r"\]\(((?!http)[^)#]+)", page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []

@@ -21,7 +21,10 @@ from autotune.tracking.mlflow_tracker import MlflowTracker
 from autotune.tracking.tracker import StudyEnd, StudyInfo, TrackedTrial
 from tests.support.records import make_evaluation, make_result
 
-pytestmark = [pytest.mark.store, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
+pytestmark = [
+    pytest.mark.store,
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
+]
 
 TARGET = Target(metric="accuracy", value=0.9123456789, mode="max", max_train_seconds=60.0)
 SPACE: dict[str, Any] = {
@@ -56,7 +59,10 @@ def result(trial: int, outcome: Outcome, values: dict[str, Any], *metrics: float
     return make_result(
         trial,
         outcome,
-        *tuple(evaluation(5 * (place + 1), metric, outcome if place == len(metrics) - 1 else None) for place, metric in enumerate(metrics)),
+        *tuple(
+            evaluation(5 * (place + 1), metric, outcome if place == len(metrics) - 1 else None)
+            for place, metric in enumerate(metrics)
+        ),
         values=values,
         seed=trial,
         started_at=1_700_000_000.0,
@@ -67,9 +73,26 @@ def result(trial: int, outcome: Outcome, values: dict[str, Any], *metrics: float
 
 RESULTS = [
     result(0, Outcome.MISSED, {}, 0.5, 0.6),  # a baseline outside the space
-    result(1, Outcome.REACHED, {"optimizer": "sgd", "optimizer.momentum": 1 / 3, "batch_size": 64, "depth": 2}, 0.7, 0.8, 0.95),
-    result(2, Outcome.DIVERGED, {"optimizer": "adamw", "optimizer@kind": [8, 16], "batch_size": 16, "depth": 1}, 0.4, math.nan),
-    result(3, Outcome.OUT_OF_MEMORY, {"optimizer": "adamw", "optimizer@kind": None, "batch_size": 512, "depth": 4}),
+    result(
+        1,
+        Outcome.REACHED,
+        {"optimizer": "sgd", "optimizer.momentum": 1 / 3, "batch_size": 64, "depth": 2},
+        0.7,
+        0.8,
+        0.95,
+    ),
+    result(
+        2,
+        Outcome.DIVERGED,
+        {"optimizer": "adamw", "optimizer@kind": [8, 16], "batch_size": 16, "depth": 1},
+        0.4,
+        math.nan,
+    ),
+    result(
+        3,
+        Outcome.OUT_OF_MEMORY,
+        {"optimizer": "adamw", "optimizer@kind": None, "batch_size": 512, "depth": 4},
+    ),
 ]
 
 
@@ -88,12 +111,24 @@ def info(tmp_path_factory: pytest.TempPathFactory) -> StudyInfo:
 
 @pytest.fixture(scope="module")
 def folder(info: StudyInfo, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder with ``mlflow.db``, in which a study of four trials is kept that has ended, and one that was interrupted."""
+    """A working folder with ``mlflow.db``, in which a study of four trials is kept that has
+    ended, and one that was interrupted.
+    """
     path = tmp_path_factory.mktemp("tracked")
     space = SearchSpace.from_mapping(SPACE, "").as_mapping()
-    write_recording(path / "own", results=RESULTS, target=TARGET, space=space, source="autotune study cnn-1", baseline=0)
+    write_recording(
+        path / "own",
+        results=RESULTS,
+        target=TARGET,
+        space=space,
+        source="autotune study cnn-1",
+        baseline=0,
+    )
     shutil.copytree(path / "own", path / "recording")
-    for name, status, artifacts in (("cnn-1", "FINISHED", [path / "recording"]), ("old", "KILLED", [])):
+    for name, status, artifacts in (
+        ("cnn-1", "FINISHED", [path / "recording"]),
+        ("old", "KILLED", []),
+    ):
         tracker = MlflowTracker(replace(info, name=name), uri=uri_of(path))
         for each in RESULTS:
             tracker.finish(tracked(replace(each, trial=each.trial + 10 * len(name))), each, None)
@@ -121,40 +156,72 @@ def uri_of(path: Path) -> str:
 def run_named(path: Path, name: str) -> str:
     client = MlflowClient(uri_of(path))
     (experiment,) = [each for each in client.search_experiments() if each.name == "cnn"]
-    (found,) = [run for run in client.search_runs([experiment.experiment_id]) if run.info.run_name == name]
+    (found,) = [
+        run for run in client.search_runs([experiment.experiment_id]) if run.info.run_name == name
+    ]
     return str(found.info.run_id)
 
 
-def test_a_study_that_has_ended_keeps_its_recording_in_mlflow(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_that_has_ended_keeps_its_recording_in_mlflow(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = tmp_path / "output"
-    line = [f"mlflow_run={run_named(folder, 'cnn-1')}", f"tracking.uri={uri_of(folder)}", f"output={output}"]
+    line = [
+        f"mlflow_run={run_named(folder, 'cnn-1')}",
+        f"tracking.uri={uri_of(folder)}",
+        f"output={output}",
+    ]
     assert run_command(record_command, line) == 0
     said = capsys.readouterr()
     assert (said.err, said.out) == ("", f"wrote {output}: study cnn-1, 4 trials, 7 evaluations\n")
-    written, own = ({file.name: file.read_bytes() for file in path.iterdir()} for path in (output, folder / "own"))
+    written, own = (
+        {file.name: file.read_bytes() for file in path.iterdir()}
+        for path in (output, folder / "own")
+    )
     assert written == own
 
 
-def test_an_earlier_study_is_named_by_its_name_its_folder_or_its_run(folder: Path, tmp_path: Path) -> None:
+def test_an_earlier_study_is_named_by_its_name_its_folder_or_its_run(
+    folder: Path, tmp_path: Path
+) -> None:
     own = read_recording(folder / "own")
     studies = tmp_path / "outputs"
     write_recording(
-        studies / "cnn-2" / "recording", results=RESULTS, target=TARGET, space=own.space.as_mapping(), source="a test", baseline=0
+        studies / "cnn-2" / "recording",
+        results=RESULTS,
+        target=TARGET,
+        space=own.space.as_mapping(),
+        source="a test",
+        baseline=0,
     )
-    entries = ["cnn-2", str(folder / "own"), str(studies / "cnn-2"), str(studies / "cnn-2" / "recording"), run_named(folder, "cnn-1")]
+    entries = [
+        "cnn-2",
+        str(folder / "own"),
+        str(studies / "cnn-2"),
+        str(studies / "cnn-2" / "recording"),
+        run_named(folder, "cnn-1"),
+    ]
     found = earlier_recordings(entries, studies, uri_of(folder))
     assert [name for name, _ in found] == ["cnn-2", "own", "cnn-2", "cnn-2", "cnn-1"]
     for _, each in found:
-        assert (each.target, each.space, str(each.trials)) == (own.target, own.space, str(own.trials))  # NaN is NaN
+        # NaN is NaN
+        assert (each.target, each.space, str(each.trials)) == (
+            own.target,
+            own.space,
+            str(own.trials),
+        )
 
 
 def test_what_names_no_earlier_study_is_refused_in_one_line(folder: Path, tmp_path: Path) -> None:
-    write_recording(tmp_path / "mine" / "recording", results=RESULTS, target=TARGET, space={}, source="a test")
+    write_recording(
+        tmp_path / "mine" / "recording", results=RESULTS, target=TARGET, space={}, source="a test"
+    )
     with pytest.raises(ConfigError) as refused:
         earlier_recordings(["other"], tmp_path, None)
-    assert str(refused.value) == (
-        f"warm_start: other: is no study that has a recording in {tmp_path} (there are mine), no folder with study.yaml, and no id of "
-        f"an MLflow run; give one of these"
+    assert (
+        str(refused.value)
+        == f"warm_start: other: is no study that has a recording in {tmp_path} (there are mine), no"
+        " folder with study.yaml, and no id of an MLflow run; give one of these"
     )
     with pytest.raises(ConfigError, match=r"^mlflow_run=0{32}: no such run in "):
         earlier_recordings(["0" * 32], tmp_path, uri_of(folder))
@@ -166,12 +233,24 @@ def test_what_names_no_earlier_study_is_refused_in_one_line(folder: Path, tmp_pa
         ([], "autotune: mlflow_run and output: missing; accepted is mlflow_run=RUN_ID output=DIR"),
         (
             ["mlflow_run=x", "output=y", "seed=3"],
-            "autotune: seed: no such key; accepted are mlflow_run=RUN_ID, output=DIR, tracking.uri=URI",
+            (
+                "autotune: seed: no such key; accepted are mlflow_run=RUN_ID, output=DIR,"
+                " tracking.uri=URI"
+            ),
         ),
-        (["mlflow_run=x", "output={folder}/own"], "autotune: output={folder}/own: holds a recording already; accepted is another folder"),
-        (["mlflow_run=x", "output=s3://x/y"], "autotune: output: found the URL s3://x/y, use a folder of this machine"),
+        (
+            ["mlflow_run=x", "output={folder}/own"],
+            "autotune: output={folder}/own: holds a recording already; accepted is another folder",
+        ),
+        (
+            ["mlflow_run=x", "output=s3://x/y"],
+            "autotune: output: found the URL s3://x/y, use a folder of this machine",
+        ),
         (["mlflow_run=x", "tracking.uri={uri}"], "autotune: output: missing; accepted is"),
-        (["mlflow_run=abc", "tracking.uri={uri}", "output={new}"], "autotune: mlflow_run=abc: no such run in {uri}; give the id"),
+        (
+            ["mlflow_run=abc", "tracking.uri={uri}", "output={new}"],
+            "autotune: mlflow_run=abc: no such run in {uri}; give the id",
+        ),
         (
             ["mlflow_run={child}", "tracking.uri={uri}", "output={new}"],
             "autotune: mlflow_run={child}: is a run of study cnn-1, whose own is",
@@ -190,7 +269,9 @@ def test_what_names_no_earlier_study_is_refused_in_one_line(folder: Path, tmp_pa
         ),
     ],
 )
-def test_bad_input_is_one_line(line: list[str], message: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_line(
+    line: list[str], message: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     names = {
         "folder": folder,
         "new": tmp_path / "new",

@@ -15,21 +15,37 @@ from autotune.recording import read_recording, write_recording
 from tests.support.records import make_evaluation, make_result
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60.0)
-SPACE = {"batch_size": {"type": "power_of_two", "low": 16, "high": 512}, "model.widths": [[8, 16], [16, 32]]}
+SPACE = {
+    "batch_size": {"type": "power_of_two", "low": 16, "high": 512},
+    "model.widths": [[8, 16], [16, 32]],
+}
 
 
 def evaluation(step: int, train_seconds: float, metric: float) -> Evaluation:
     return make_evaluation(
-        train_seconds, step=step, samples=step, build_seconds=100.0, prepare_seconds=0.5, evaluate_seconds=9.0, metric=metric, loss=1.0
+        train_seconds,
+        step=step,
+        samples=step,
+        build_seconds=100.0,
+        prepare_seconds=0.5,
+        evaluate_seconds=9.0,
+        metric=metric,
+        loss=1.0,
     )
 
 
-def result(trial: int, outcome: Outcome, values: dict[str, Any], *evaluations: Evaluation) -> TrialResult:
+def result(
+    trial: int, outcome: Outcome, values: dict[str, Any], *evaluations: Evaluation
+) -> TrialResult:
     return make_result(trial, outcome, *evaluations, values=values)
 
 
 RESULTS = [
-    result(2, Outcome.OUT_OF_MEMORY, {"optimizer": "adamw", "batch_size": 512, "weight_decay": 0, "model.widths": [8, 16]}),
+    result(
+        2,
+        Outcome.OUT_OF_MEMORY,
+        {"optimizer": "adamw", "batch_size": 512, "weight_decay": 0, "model.widths": [8, 16]},
+    ),
     result(0, Outcome.REACHED, {}, evaluation(10, 1.0, 0.5), evaluation(20, 2.0, 0.9)),
     result(
         1,
@@ -45,13 +61,25 @@ RESULTS = [
         },
         evaluation(5, 0.25, math.nan),
     ),
-    result(3, Outcome.MISSED, {"optimizer": "sgd", "mixed": "one", "nothing": None}, evaluation(7, 3.0, 0.1)),
+    result(
+        3,
+        Outcome.MISSED,
+        {"optimizer": "sgd", "mixed": "one", "nothing": None},
+        evaluation(7, 3.0, 0.1),
+    ),
 ]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_recording(tmp_path / "deep" / "study", results=RESULTS, target=TARGET, space=SPACE, source="a test", baseline=0)
+    write_recording(
+        tmp_path / "deep" / "study",
+        results=RESULTS,
+        target=TARGET,
+        space=SPACE,
+        source="a test",
+        baseline=0,
+    )
     return tmp_path / "deep" / "study"
 
 
@@ -100,8 +128,13 @@ def test_curves_hold_every_evaluation_in_warm_seconds(folder: Path) -> None:
     assert math.isnan(found["metric"][2])
 
 
-def test_an_evaluation_at_the_target_that_did_not_count_is_not_the_time_to_target(tmp_path: Path) -> None:
-    dense, sparse = evaluation(10, 1.0, 0.95), replace(evaluation(30, 3.0, 0.92), outcome=Outcome.REACHED)
+def test_an_evaluation_at_the_target_that_did_not_count_is_not_the_time_to_target(
+    tmp_path: Path,
+) -> None:
+    dense, sparse = (
+        evaluation(10, 1.0, 0.95),
+        replace(evaluation(30, 3.0, 0.92), outcome=Outcome.REACHED),
+    )
     never = (evaluation(10, 2.0, 0.99), replace(evaluation(20, 4.0, 0.99), outcome=Outcome.CAPPED))
     results = [
         result(0, Outcome.REACHED, {"batch_size": 64, "model.widths": [8, 16]}, dense, sparse),

@@ -34,7 +34,7 @@ with autotune.building():
     pass
 for epoch in range(1, 5):
     with autotune.evaluating():
-        report = autotune.report if epoch > 1 else autotune.session.current().report  # as callbacks do
+        report = autotune.report if epoch > 1 else autotune.session.current().report
         report(epoch * float(sys.argv[2]), epoch=epoch)
 """
 FAILING = """
@@ -55,7 +55,13 @@ time.sleep(1000)
 def own(trial_config: MakeConfig, tmp_path: Path) -> MakeConfig:
     """Makes configurations that run a script with ``--by 0.25``."""
 
-    def make(script: str, *, value: float = 1e9, command: str = "python {file} --by {by}", **arguments: Any) -> TrialConfig:
+    def make(
+        script: str,
+        *,
+        value: float = 1e9,
+        command: str = "python {file} --by {by}",
+        **arguments: Any,
+    ) -> TrialConfig:
         (tmp_path / "script.py").write_text(script)
         return trial_config(
             training={
@@ -76,7 +82,12 @@ def test_a_script_reports(own: MakeConfig, script: str) -> None:
     config = own(script)
     check_training(config)
     evaluations = list(start_training(config))
-    assert [(evaluation.metric, evaluation.epoch) for evaluation in evaluations] == [(0.25, 1), (0.5, 2), (0.75, 3), (1.0, 4)]
+    assert [(evaluation.metric, evaluation.epoch) for evaluation in evaluations] == [
+        (0.25, 1),
+        (0.5, 2),
+        (0.75, 3),
+        (1.0, 4),
+    ]
     assert evaluations[-1].outcome is None
     assert evaluations[-1].metrics == ({"lr": 1} if script == PRINTING else {})
 
@@ -89,12 +100,20 @@ def test_it_ends_at_the_target(own: MakeConfig, script: str) -> None:
 
 
 def test_a_script_that_fails_is_told_with_the_end_of_its_output(own: MakeConfig) -> None:
-    with pytest.raises(RuntimeError, match=r"^there is no such file \(.* ended with exit code 1\)\nreading 0.25\nthere is no such file$"):
+    with pytest.raises(
+        RuntimeError,
+        match=(
+            r"^there is no such file \(.* ended with exit code 1\)\nreading 0.25\nthere is no such"
+            r" file$"
+        ),
+    ):
         list(start_training(own(FAILING)))
 
 
 def test_a_command_that_is_not_there_is_one_line(own: MakeConfig) -> None:
-    with pytest.raises(ConfigError, match="training: no-such-program: cannot be started: No such file or directory"):
+    with pytest.raises(
+        ConfigError, match="training: no-such-program: cannot be started: No such file or directory"
+    ):
         list(start_training(own("", command="no-such-program {by}")))
 
 
@@ -103,21 +122,38 @@ def test_nothing_that_a_script_started_outlives_its_trial(own: MakeConfig) -> No
     assert next(training).metric == 1
 
     def started() -> list[psutil.Process]:
-        return [process for process in psutil.Process().children(recursive=True) if "autotune-test-child" in process.cmdline()]
+        return [
+            process
+            for process in psutil.Process().children(recursive=True)
+            if "autotune-test-child" in process.cmdline()
+        ]
 
     wait_until(lambda: len(started()) == 1)
     (child,) = started()
-    wait_until(lambda: child.status() == psutil.STATUS_STOPPED)  # it stands still while its report is decided upon
+    # it stands still while its report is decided upon
+    wait_until(lambda: child.status() == psutil.STATUS_STOPPED)
     training.close()
     wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_an_experiment_file_runs_no_command_unless_it_is_allowed(own: MakeConfig) -> None:
-    with pytest.raises(ConfigError, match=r"training._target_: found 'autotune.script.run'.*allowed_targets=\[autotune"):
+    with pytest.raises(
+        ConfigError,
+        match=r"training._target_: found 'autotune.script.run'.*allowed_targets=\[autotune",
+    ):
         check_training(replace(own(PRINTING), allowed_targets=()))
 
 
-@pytest.mark.parametrize("template", ["", "python train.py", "python 'train.py {lr}", "python train.py {0}", "python train.py {lr} }"])
+@pytest.mark.parametrize(
+    "template",
+    [
+        "",
+        "python train.py",
+        "python 'train.py {lr}",
+        "python train.py {0}",
+        "python train.py {lr} }",
+    ],
+)
 def test_a_template_without_names_is_refused(template: str) -> None:
     with pytest.raises(ConfigError, match="command: ") as refused:
         autotune.command(template)
@@ -125,16 +161,28 @@ def test_a_template_without_names_is_refused(template: str) -> None:
 
 
 def test_a_field_without_a_value_is_refused_before_the_command_starts(own: MakeConfig) -> None:
-    template = """python train.py --config '{{"lr": {lr}}}' --out {trial_folder}/{trial_number} -n {n}"""
+    template = (
+        """python train.py --config '{{"lr": {lr}}}' --out {trial_folder}/{trial_number} -n {n}"""
+    )
     assert "trial_folder" not in autotune.command(template).__signature__.parameters
     check_training(own("", command=template, lr=0.1, n=1))
-    with pytest.raises(ConfigError, match=r"training\.command: n has no value; names in braces can be by, lr, trial_folder, trial_number"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"training\.command: n has no value; names in braces can be by, lr, trial_folder,"
+            r" trial_number"
+        ),
+    ):
         check_training(own("", command=template, lr=0.1))
 
 
 @pytest.mark.parametrize("metric", ['"0.95"', "true", "null", "[0.5]"])
-def test_text_and_truth_values_in_a_line_of_json_are_no_metrics(own: MakeConfig, metric: str) -> None:
-    with pytest.raises(ConfigError, match=r"reported metric as (str|bool|NoneType|list), accepted is a number"):
+def test_text_and_truth_values_in_a_line_of_json_are_no_metrics(
+    own: MakeConfig, metric: str
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"reported metric as (str|bool|NoneType|list), accepted is a number"
+    ):
         list(start_training(own(f"""print('{{"score": {metric}}}')""")))
 
 
@@ -148,7 +196,8 @@ def test_a_further_metric_of_a_script_keeps_its_name(own: MakeConfig, by: str) -
 
 TWO = """
 import subprocess, sys, autotune
-other = subprocess.Popen([sys.executable, "-c", "input(); import autotune; autotune.report(1); autotune.report(2)"], stdin=subprocess.PIPE)
+code = "input(); import autotune; autotune.report(1); autotune.report(2)"
+other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
 """
 SLOW_TO_IMPORT = """
 import sys, time
@@ -162,7 +211,9 @@ autotune.report(1)
 """
 
 
-def test_imports_up_to_the_first_report_are_building_and_all_else_is_training(own: MakeConfig, tmp_path: Path) -> None:
+def test_imports_up_to_the_first_report_are_building_and_all_else_is_training(
+    own: MakeConfig, tmp_path: Path
+) -> None:
     for name in ("slow_module", "other_slow_module"):
         (tmp_path / f"{name}.py").write_text("import time\ntime.sleep(0.6)")
     (evaluation,) = start_training(own(SLOW_TO_IMPORT.format(folder=str(tmp_path))))
@@ -181,14 +232,22 @@ def test_reports_from_two_processes_or_in_two_ways_are_refused(own: MakeConfig) 
 
 def test_lines_of_json_without_the_metric_are_told(own: MakeConfig) -> None:
     script = """print('{"scores": 0.5, "epoch": 1}')"""
-    with pytest.raises(ConfigError, match=r"lines of JSON with scores, epoch; print one with score \(did you mean it by scores\?\)"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"lines of JSON with scores, epoch; print one with score \(did you mean it by"
+            r" scores\?\)"
+        ),
+    ):
         list(start_training(own(script)))
 
 
 RANKS = """
 import os, subprocess, sys, time
 if "WORLD_SIZE" not in os.environ:
-    ranks = [subprocess.Popen([sys.executable, __file__], env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"}) for rank in range(2)]
+    both = {**os.environ, "WORLD_SIZE": "2"}
+    me = [sys.executable, __file__]
+    ranks = [subprocess.Popen(me, env={**both, "RANK": rank}) for rank in "01"]
     sys.exit(max(rank.wait() for rank in ranks))
 time.sleep(float(os.environ["RANK"]))  # else both may print into one line
 for epoch in range(3):
@@ -196,10 +255,20 @@ for epoch in range(3):
 
 
 @pytest.mark.parametrize(
-    "by", ["""print('{"score": 1}')""", "import autotune; autotune.report(1)", "import autotune; autotune.building().__enter__()"]
+    "by",
+    [
+        """print('{"score": 1}')""",
+        "import autotune; autotune.report(1)",
+        "import autotune; autotune.building().__enter__()",
+    ],
 )
-def test_processes_that_train_together_are_refused_at_their_first_word(own: MakeConfig, by: str) -> None:
-    with pytest.raises(ConfigError, match=r"the command started 2 processes that train together \(WORLD_SIZE of process \d+\)"):
+def test_processes_that_train_together_are_refused_at_their_first_word(
+    own: MakeConfig, by: str
+) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"the command started 2 processes that train together \(WORLD_SIZE of process \d+\)",
+    ):
         list(start_training(own(f"{RANKS}    {by}\n    time.sleep(60)\n", command="python {file}")))
 
 
@@ -217,7 +286,9 @@ sys.exit(1)
 """
 
 
-def test_a_failed_script_is_told_by_its_exception_not_by_what_a_launcher_prints_after_it(own: MakeConfig) -> None:
+def test_a_failed_script_is_told_by_its_exception_not_by_what_a_launcher_prints_after_it(
+    own: MakeConfig,
+) -> None:
     with pytest.raises(RuntimeError) as failed:
         list(start_training(own(FAILED_UNDER_A_LAUNCHER)))
     assert "ended with exit code 1" in str(failed.value).splitlines()[0]
@@ -236,9 +307,13 @@ def test_a_process_that_a_script_leaves_behind_does_not_keep_its_trial(own: Make
 
 
 def test_a_trial_is_told_to_a_command(own: MakeConfig, tmp_path: Path) -> None:
-    script = "import sys, json, os, autotune; t = autotune.trial(); print(json.dumps({'score': float(sys.argv[1] == str(t.number) == "
+    script = (
+        "import sys, json, os, autotune; t = autotune.trial(); print(json.dumps({'score':"
+        " float(sys.argv[1] == str(t.number) == "
+    )
     script += (
-        "os.environ['AUTOTUNE_TRIAL_NUMBER'] and sys.argv[2] == str(t.folder) == os.environ['AUTOTUNE_TRIAL_FOLDER']), 'seed': t.seed}))"
+        "os.environ['AUTOTUNE_TRIAL_NUMBER'] and sys.argv[2] == str(t.folder) =="
+        " os.environ['AUTOTUNE_TRIAL_FOLDER']), 'seed': t.seed}))"
     )
     config = own(script, command="python {file} {trial_number} {trial_folder}")
     with in_trial(TrialInfo(number=3, name="trial-3", folder=tmp_path / "trial-3", seed=7)):

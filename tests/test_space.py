@@ -1,4 +1,6 @@
-"""The search space: what it refuses, what a choice opens, and that a point survives every form it takes."""
+"""The search space: what it refuses, what a choice opens, and that a point survives every form
+it takes.
+"""
 
 import math
 import re
@@ -12,7 +14,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import SearchSpaceError
-from autotune.space import Choice, Float, Int, Parameter, PowerOfTwo, SearchSpace, Suggestion, override_text
+from autotune.space import (
+    Choice,
+    Float,
+    Int,
+    Parameter,
+    PowerOfTwo,
+    SearchSpace,
+    Suggestion,
+    override_text,
+)
 
 OPTIMIZERS = {
     "optimizer": {
@@ -20,7 +31,10 @@ OPTIMIZERS = {
         "choices": {
             "sgd": {
                 "optimizer.lr": {"type": "float", "low": 1e-2, "high": 10, "log": True},
-                "nesterov": {"type": "choice", "choices": {True: {"optimizer.momentum": [0.8, 0.9]}, False: None}},
+                "nesterov": {
+                    "type": "choice",
+                    "choices": {True: {"optimizer.momentum": [0.8, 0.9]}, False: None},
+                },
             },
             "adamw": {"optimizer.lr": {"type": "float", "low": 1e-4, "high": 1e-2, "log": True}},
         },
@@ -51,28 +65,72 @@ def ask(space: SearchSpace, seed: int = 0) -> tuple[optuna.Study, optuna.Trial, 
 @pytest.mark.parametrize(
     ("mapping", "message"),
     [
-        ({"lr": {"type": "float", "low": 1, "high": 2, "lgo": True}}, "lr: unknown field 'lgo'; known are type, low, high, log, step"),
-        ({"o": {"type": "choice", "choice": [1]}}, "o: unknown field 'choice'; known are type, choices"),
-        ({"lr": {"type": "float", "low": 3, "high": 2}}, "lr: `low <= high` must hold, but got (low=3.0, high=2.0)."),
-        ({"n": {"type": "int", "low": -1, "high": 2, "log": True}}, "n: `low >= 1` must hold for `log=True`, but got (low=-1, high=2)."),
+        (
+            {"lr": {"type": "float", "low": 1, "high": 2, "lgo": True}},
+            "lr: unknown field 'lgo'; known are type, low, high, log, step",
+        ),
+        (
+            {"o": {"type": "choice", "choice": [1]}},
+            "o: unknown field 'choice'; known are type, choices",
+        ),
+        (
+            {"lr": {"type": "float", "low": 3, "high": 2}},
+            "lr: `low <= high` must hold, but got (low=3.0, high=2.0).",
+        ),
+        (
+            {"n": {"type": "int", "low": -1, "high": 2, "log": True}},
+            "n: `low >= 1` must hold for `log=True`, but got (low=-1, high=2).",
+        ),
         ({"o": [[1, 2], [1, 2]]}, "o: choice [1,2] is repeated; list each value once"),
-        ({"o": ["a\n\x1b[2J", "a\n\x1b[2J"]}, r"o: choice 'a\n\x1b[2J' is repeated; list each value once"),
+        (
+            {"o": ["a\n\x1b[2J", "a\n\x1b[2J"]},
+            r"o: choice 'a\n\x1b[2J' is repeated; list each value once",
+        ),
         ({"o": {"type": "choice", "choices": {}}}, "o: no choices; list at least one value"),
-        ({"lr": {"low": 1, "high": 2}}, "lr: type: found None, not float, int, power_of_two or choice"),
-        ({"lr": 3}, "lr: found 3, not a list of values or a mapping with type: float, int, power_of_two or choice"),
+        (
+            {"lr": {"low": 1, "high": 2}},
+            "lr: type: found None, not float, int, power_of_two or choice",
+        ),
+        (
+            {"lr": 3},
+            (
+                "lr: found 3, not a list of values or a mapping with type: float, int, power_of_two"
+                " or choice"
+            ),
+        ),
         ({"lr": {"type": "float", "low": 1}}, "lr: high is missing; float needs low and high"),
-        ({"lr": {"type": "float", "low": "a", "high": 2}}, "lr: low: found 'a', not a finite number"),
+        (
+            {"lr": {"type": "float", "low": "a", "high": 2}},
+            "lr: low: found 'a', not a finite number",
+        ),
         ({"lr": {"type": "float", "low": True, "high": 2}}, "lr: low: found True, not a number"),
-        ({"lr": {"type": "float", "low": 0, "high": math.inf}}, "lr: high: found inf, not a finite number"),
-        ({"n": {"type": "int", "low": 0.5, "high": 2}}, "n: low: found 0.5, not a whole number from -2**53 to 2**53"),
-        ({"lr": {"type": "float", "low": 1, "high": 2, "log": 1}}, "lr: log: found 1, not true or false"),
-        ({"n": {"type": "int", "low": 1, "high": 4, "step": 0}}, "n: `step > 0` must hold, but got step=0."),
-        ({"bs": {"type": "power_of_two", "low": 24, "high": 64}}, "bs: 24 is not a power of two, such as 1, 2, 4, 8"),
+        (
+            {"lr": {"type": "float", "low": 0, "high": math.inf}},
+            "lr: high: found inf, not a finite number",
+        ),
+        (
+            {"n": {"type": "int", "low": 0.5, "high": 2}},
+            "n: low: found 0.5, not a whole number from -2**53 to 2**53",
+        ),
+        (
+            {"lr": {"type": "float", "low": 1, "high": 2, "log": 1}},
+            "lr: log: found 1, not true or false",
+        ),
+        (
+            {"n": {"type": "int", "low": 1, "high": 4, "step": 0}},
+            "n: `step > 0` must hold, but got step=0.",
+        ),
+        (
+            {"bs": {"type": "power_of_two", "low": 24, "high": 64}},
+            "bs: 24 is not a power of two, such as 1, 2, 4, 8",
+        ),
         ({"a b": [1]}, "a b: is not a config key, such as optimizer.lr"),
         ([1], "the file: found [1], not a mapping from config key to domain"),
     ],
 )
-def test_a_mistake_is_refused_with_file_key_what_was_found_and_what_is_accepted(mapping: Any, message: str) -> None:
+def test_a_mistake_is_refused_with_file_key_what_was_found_and_what_is_accepted(
+    mapping: Any, message: str
+) -> None:
     with pytest.raises(SearchSpaceError) as refused:
         SearchSpace.from_mapping(mapping, "cnn.yaml")
     assert str(refused.value) == f"cnn.yaml: {message}"
@@ -83,7 +141,11 @@ def test_a_key_in_two_files_is_refused_with_both_files() -> None:
     second = SearchSpace.from_mapping({"lr": [2]}, "runtime.yaml")
     with pytest.raises(SearchSpaceError) as refused:
         first.merged_with(second)
-    assert str(refused.value) == "runtime.yaml: lr: is also in cnn.yaml; accepted is each key once in an experiment's search_space"
+    assert (
+        str(refused.value)
+        == "runtime.yaml: lr: is also in cnn.yaml; accepted is each key once in an experiment's"
+        " search_space"
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,15 +153,27 @@ def test_a_key_in_two_files_is_refused_with_both_files() -> None:
     [
         (
             {"o": {"type": "choice", "choices": {"a": {"lr": [1]}}}, "lr": [2]},
-            "cnn.yaml: lr: stands twice (beneath o, lr); accepted is a key once among what can be open together",
+            (
+                "cnn.yaml: lr: stands twice (beneath o, lr); accepted is a key once among what can"
+                " be open together"
+            ),
         ),
         (
-            {"o": {"type": "choice", "choices": {"a": {"lr": [1]}}}, "p": {"type": "choice", "choices": {"b": {"lr": [1]}}}},
-            "cnn.yaml: lr: stands twice (beneath o, beneath p); accepted is a key once among what can be open together",
+            {
+                "o": {"type": "choice", "choices": {"a": {"lr": [1]}}},
+                "p": {"type": "choice", "choices": {"b": {"lr": [1]}}},
+            },
+            (
+                "cnn.yaml: lr: stands twice (beneath o, beneath p); accepted is a key once among"
+                " what can be open together"
+            ),
         ),
         (
             {"o": {"type": "choice", "choices": {"a": {"o": [1]}}}},
-            "cnn.yaml: o: stands twice (o, beneath o); accepted is a key once among what can be open together",
+            (
+                "cnn.yaml: o: stands twice (o, beneath o); accepted is a key once among what can be"
+                " open together"
+            ),
         ),
     ],
 )
@@ -110,7 +184,9 @@ def test_a_key_that_two_open_parameters_share_is_refused(mapping: Any, message: 
 
 
 def test_a_number_in_the_form_that_yaml_reads_as_text_is_a_number() -> None:
-    space = SearchSpace.from_mapping({"lr": {"type": "float", "low": "1e-2", "high": "1e1"}}, "cnn.yaml")
+    space = SearchSpace.from_mapping(
+        {"lr": {"type": "float", "low": "1e-2", "high": "1e1"}}, "cnn.yaml"
+    )
     assert space.parameters == {"lr": Float(low=0.01, high=10.0)}
 
 
@@ -119,7 +195,12 @@ def test_a_number_in_the_form_that_yaml_reads_as_text_is_a_number() -> None:
 
 def test_choice_opens_only_the_chosen_branch() -> None:
     trial = optuna.trial.FixedTrial(
-        {"optimizer": "adamw", "optimizer=adamw/optimizer.lr": 1e-3, "log2(batch_size)": 5, "model.widths": "[8,16]"}
+        {
+            "optimizer": "adamw",
+            "optimizer=adamw/optimizer.lr": 1e-3,
+            "log2(batch_size)": 5,
+            "model.widths": "[8,16]",
+        }
     )
     assert SPACE.suggest(trial).values == {
         "optimizer": "adamw",
@@ -131,10 +212,19 @@ def test_choice_opens_only_the_chosen_branch() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "low", "high", "step", "highest"),
-    [("float", 0.0, 1.0, 0.3, 0.9), ("float", 0.1, 0.3, 0.2, 0.3), ("float", 0.0, 1.0, 0.1, 1.0), ("int", 1, 10, 4, 9)],
+    [
+        ("float", 0.0, 1.0, 0.3, 0.9),
+        ("float", 0.1, 0.3, 0.2, 0.3),
+        ("float", 0.0, 1.0, 0.1, 1.0),
+        ("int", 1, 10, 4, 9),
+    ],
 )
-def test_the_highest_value_is_one_that_the_steps_meet(kind: str, low: float, high: float, step: float, highest: float) -> None:
-    space = SearchSpace.from_mapping({"x": {"type": kind, "low": low, "high": high, "step": step}}, "cnn.yaml")
+def test_the_highest_value_is_one_that_the_steps_meet(
+    kind: str, low: float, high: float, step: float, highest: float
+) -> None:
+    space = SearchSpace.from_mapping(
+        {"x": {"type": kind, "low": low, "high": high, "step": step}}, "cnn.yaml"
+    )
     assert space.parameters["x"].ends()[1] == highest  # type: ignore[union-attr]  # it is a range
     assert space.parameters["x"].as_param(highest) is not None
 
@@ -144,7 +234,9 @@ def test_the_highest_value_is_one_that_the_steps_meet(kind: str, low: float, hig
 
 def test_without_takes_one_option_out_and_leaves_the_rest() -> None:
     less = SPACE.without("optimizer=sgd/nesterov", True)
-    assert ("optimizer=sgd/nesterov", "true") not in {(name, override_text(value)) for name, value, _ in less.probes()}
+    assert ("optimizer=sgd/nesterov", "true") not in {
+        (name, override_text(value)) for name, value, _ in less.probes()
+    }
     assert {name for name, _, _ in SPACE.items()} - {name for name, _, _ in less.items()} == {
         "optimizer=sgd/nesterov=true/optimizer.momentum"
     }
@@ -164,8 +256,16 @@ def test_without_takes_one_option_out_and_leaves_the_rest() -> None:
     ],
 )
 def test_a_configuration_that_the_space_lacks_is_no_point_of_it(changes: dict[str, Any]) -> None:
-    inside = {"optimizer": "adamw", "optimizer.lr": 1e-3, "batch_size": 32, "model.widths": [8, 16], "epochs": 3}
-    assert SPACE.point_of(inside.get) == Suggestion({key: value for key, value in inside.items() if key != "epochs"})
+    inside = {
+        "optimizer": "adamw",
+        "optimizer.lr": 1e-3,
+        "batch_size": 32,
+        "model.widths": [8, 16],
+        "epochs": 3,
+    }
+    assert SPACE.point_of(inside.get) == Suggestion(
+        {key: value for key, value in inside.items() if key != "epochs"}
+    )
     assert SPACE.point_of({**inside, **changes}.get) is None
 
 
@@ -178,15 +278,54 @@ VALUES = st.recursive(SCALARS, lambda each: st.lists(each, max_size=3), max_leav
 
 def exactly(value: Any) -> Any:
     """A value with its types, so that 1, 1.0 and True differ, and 0.0 and -0.0."""
-    return [exactly(each) for each in value] if isinstance(value, list) else (type(value), repr(value))
+    return (
+        [exactly(each) for each in value] if isinstance(value, list) else (type(value), repr(value))
+    )
 
 
 def _examples(test: Callable[..., None]) -> Callable[..., None]:
     awkward: list[Any] = [
-        "", " ", "true", "NULL", "null", "nan", "-inf", "1e5", "1_000", "0x10", "a,b", "a=b", "it's", 'say "hi"', "back\\slash",
-        "end\\", "end\\\n", "\\'", "${epochs}", "$HOME", "naïve", "¹", "日本", "[1,2]", "{a:1}", "choice(a,b)", "a b", "~x", "/tmp/x.y",
-        5e-324, 1.7976931348623157e308, 1e16, -0.0, math.inf, -math.inf, 10**30, [], [[]], ["a b", 1, 1.0, True, None], [["'"]],
-    ]  # fmt: skip
+        "",
+        " ",
+        "true",
+        "NULL",
+        "null",
+        "nan",
+        "-inf",
+        "1e5",
+        "1_000",
+        "0x10",
+        "a,b",
+        "a=b",
+        "it's",
+        'say "hi"',
+        "back\\slash",
+        "end\\",
+        "end\\\n",
+        "\\'",
+        "${epochs}",
+        "$HOME",
+        "naïve",
+        "¹",
+        "日本",
+        "[1,2]",
+        "{a:1}",
+        "choice(a,b)",
+        "a b",
+        "~x",
+        "/tmp/x.y",
+        5e-324,
+        1.7976931348623157e308,
+        1e16,
+        -0.0,
+        math.inf,
+        -math.inf,
+        10**30,
+        [],
+        [[]],
+        ["a b", 1, 1.0, True, None],
+        [["'"]],
+    ]
     for value in awkward:
         test = example(value=value)(test)
     return test
@@ -213,14 +352,20 @@ def floats(draw: st.DrawFn) -> Float:
 
 @st.composite
 def stepped_floats(draw: st.DrawFn) -> Float:
-    low, step, count = draw(st.integers(-50, 50)), draw(st.integers(1, 30)), draw(st.integers(1, 30))
+    low, step, count = (
+        draw(st.integers(-50, 50)),
+        draw(st.integers(1, 30)),
+        draw(st.integers(1, 30)),
+    )
     return Float(low=low / 10, high=(low + step * count) / 10, step=step / 10)
 
 
 @st.composite
 def ints(draw: st.DrawFn) -> Int:
     log = draw(st.booleans())
-    low, high = sorted((draw(st.integers(1 if log else -1000, 1000)), draw(st.integers(1 if log else -1000, 1000))))
+    low, high = sorted(
+        (draw(st.integers(1 if log else -1000, 1000)), draw(st.integers(1 if log else -1000, 1000)))
+    )
     step = 1 if log or low == high else draw(st.integers(1, high - low))
     return Int(low=low, high=high - (high - low) % step, log=log, step=step)
 
@@ -232,7 +377,14 @@ def powers_of_two(draw: st.DrawFn) -> PowerOfTwo:
 
 
 NUMBERS: st.SearchStrategy[Parameter] = floats() | stepped_floats() | ints() | powers_of_two()
-CHOSEN = st.none() | st.booleans() | st.integers(-5, 5) | st.floats(0.5, 5) | TEXTS | st.lists(st.integers(0, 3), max_size=2)
+CHOSEN = (
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 5)
+    | st.floats(0.5, 5)
+    | TEXTS
+    | st.lists(st.integers(0, 3), max_size=2)
+)
 
 
 @st.composite
@@ -240,10 +392,18 @@ def spaces(draw: st.DrawFn, keys: tuple[str, ...] = ("a", "b", "c"), depth: int 
     parameters: dict[str, Parameter] = {}
     for key in draw(st.lists(st.sampled_from(keys), unique=True, max_size=3)):
         if depth and draw(st.booleans()):
-            values = draw(st.lists(CHOSEN, min_size=1, max_size=3, unique_by=lambda each: str(each).lower()))
-            beneath = (draw(spaces(keys=tuple(f"{key}.{each}" for each in "abc"), depth=depth - 1)) for _ in values)
+            values = draw(
+                st.lists(CHOSEN, min_size=1, max_size=3, unique_by=lambda each: str(each).lower())
+            )
+            beneath = (
+                draw(spaces(keys=tuple(f"{key}.{each}" for each in "abc"), depth=depth - 1))
+                for _ in values
+            )
             parameters[key] = Choice(
-                options=tuple((each, SearchSpace(opened.parameters)) for each, opened in zip(values, beneath, strict=True))
+                options=tuple(
+                    (each, SearchSpace(opened.parameters))
+                    for each, opened in zip(values, beneath, strict=True)
+                )
             )
         else:
             parameters[key] = draw(NUMBERS)
@@ -280,7 +440,10 @@ def test_a_space_written_as_plain_data_reads_back_the_same() -> None:
 
 
 def test_keys_for_gpus_are_no_part_of_a_space_for_cpus() -> None:
-    mapping = {"epochs": [1, 2], "_gpu_": {"precision": ["default", "bf16"], "runtime.cuda_graph": [False, True]}}
+    mapping = {
+        "epochs": [1, 2],
+        "_gpu_": {"precision": ["default", "bf16"], "runtime.cuda_graph": [False, True]},
+    }
     space = SearchSpace.from_mapping(mapping, "a.yaml")
     assert list(space.parameters) == ["epochs", "precision", "runtime.cuda_graph"]
     assert space.gpu_only == {"precision", "runtime.cuda_graph"}

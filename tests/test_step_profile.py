@@ -1,4 +1,6 @@
-"""Each line of advice is given where its number stands out, names the setting to try, and is not given anywhere else."""
+"""Each line of advice is given where its number stands out, names the setting to try, and is not
+given anywhere else.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,7 +28,10 @@ GIBIBYTE = 1 << 30
 
 
 def operators(**seconds: float) -> tuple[OperatorTime, ...]:
-    return tuple(OperatorTime(name=f"aten::{name}", calls=1, seconds=value) for name, value in seconds.items())
+    return tuple(
+        OperatorTime(name=f"aten::{name}", calls=1, seconds=value)
+        for name, value in seconds.items()
+    )
 
 
 CPU = StepProfile(
@@ -51,7 +56,14 @@ CPU = StepProfile(
 )
 GPU: StepProfile = replace(
     CPU,
-    host_seconds={"data": 0.02, "forward": 0.1, "backward": 0.1, "optimizer": 0.05, BETWEEN: 0.03, WAITING: 0.7},
+    host_seconds={
+        "data": 0.02,
+        "forward": 0.1,
+        "backward": 0.1,
+        "optimizer": 0.05,
+        BETWEEN: 0.03,
+        WAITING: 0.7,
+    },
     device_seconds={"data": 0.02, "forward": 0.4, "backward": 0.43, "optimizer": 0.05, IDLE: 0.1},
     operators=operators(mm=0.2, add=0.5, cudnn_convolution=0.05),
     num_kernels=300,
@@ -72,39 +84,100 @@ FULL = {"peak_memory_bytes": 9 * GIBIBYTE}
     [
         (CPU, {}, {}, None),
         (GPU, {}, {}, None),
-        (CPU, SLOW_DATA, {}, "next batch takes 43% of a step: try data_path.on_device=true or data_path.num_workers=2"),
-        (CPU, {**SLOW_DATA, "is_small": False}, {"data_path.num_workers": 3}, "43% of a step: try data_path.num_workers=6"),
+        (
+            CPU,
+            SLOW_DATA,
+            {},
+            (
+                "next batch takes 43% of a step: try data_path.on_device=true or"
+                " data_path.num_workers=2"
+            ),
+        ),
+        (
+            CPU,
+            {**SLOW_DATA, "is_small": False},
+            {"data_path.num_workers": 3},
+            "43% of a step: try data_path.num_workers=6",
+        ),
         (CPU, {**SLOW_DATA, "is_resident": True, "operators": operators(add=0.5)}, {}, None),
         (GPU, SLOW_DATA, {}, "waiting for the next batch takes 10% of a step"),
         (
             GPU,
             IDLE_GPU,
             {},
-            "idle for 50% of a step: its 300 kernels end before the host has started the next ones: "
-            "try runtime.cuda_graph=true or runtime.compile=default or batch_size=128",
+            (
+                "idle for 50% of a step: its 300 kernels end before the host has started the next"
+                " ones: try runtime.cuda_graph=true or runtime.compile=default or batch_size=128"
+            ),
         ),
-        (GPU, IDLE_GPU, {"runtime.cuda_graph": True, "runtime.compile": "default"}, "the next ones: try batch_size=128"),
-        (GPU, IDLE_GPU, {"precision.autocast_dtype": "float16"}, "the next ones: try runtime.compile=default or batch_size=128"),
-        (CPU, {"operators": operators(add=0.3)}, {}, "65% of a step is Python around its operators: try batch_size=128"),
-        (GPU, FLOAT32, {}, "in float32 take 40% of a step, and this GPU has tensor cores: try precision=tf32 or precision=bf16"),
+        (
+            GPU,
+            IDLE_GPU,
+            {"runtime.cuda_graph": True, "runtime.compile": "default"},
+            "the next ones: try batch_size=128",
+        ),
+        (
+            GPU,
+            IDLE_GPU,
+            {"precision.autocast_dtype": "float16"},
+            "the next ones: try runtime.compile=default or batch_size=128",
+        ),
+        (
+            CPU,
+            {"operators": operators(add=0.3)},
+            {},
+            "65% of a step is Python around its operators: try batch_size=128",
+        ),
+        (
+            GPU,
+            FLOAT32,
+            {},
+            (
+                "in float32 take 40% of a step, and this GPU has tensor cores: try precision=tf32"
+                " or precision=bf16"
+            ),
+        ),
         (GPU, FLOAT32, {"precision.float32_precision": "tf32"}, "tensor cores: try precision=bf16"),
         (GPU, {**FLOAT32, "compute_capability": (7, 5)}, {}, "tensor cores: try precision=fp16"),
         (GPU, {**FLOAT32, "compute_capability": None}, {}, None),
         (GPU, FLOAT32, {"precision.autocast_dtype": "bfloat16"}, None),
         (CPU, CONVOLUTIONS, {}, "convolutions take 25% of a step: try runtime.channels_last=true"),
         (CPU, CONVOLUTIONS, {"runtime.channels_last": True}, None),
-        (GPU, CONVOLUTIONS, {"runtime.channels_last": True}, "25% of a step: try runtime.cudnn_benchmark=true"),
-        (CPU, SLOW_OPTIMIZER, {}, "the optimizer takes 40% of a step: try runtime.optimizer_kernels=fused"),
-        (CPU, SLOW_OPTIMIZER, {"runtime.optimizer_kernels": "fused"}, "40% of a step: try batch_size=128"),
+        (
+            GPU,
+            CONVOLUTIONS,
+            {"runtime.channels_last": True},
+            "25% of a step: try runtime.cudnn_benchmark=true",
+        ),
+        (
+            CPU,
+            SLOW_OPTIMIZER,
+            {},
+            "the optimizer takes 40% of a step: try runtime.optimizer_kernels=fused",
+        ),
+        (
+            CPU,
+            SLOW_OPTIMIZER,
+            {"runtime.optimizer_kernels": "fused"},
+            "40% of a step: try batch_size=128",
+        ),
         (CPU, {**SLOW_OPTIMIZER, "optimizer_kernels": ()}, {}, "40% of a step: try batch_size=128"),
         (GPU, SLOW_OPTIMIZER, {}, None),
         (
             GPU,
             FULL,
             {},
-            "90% of the GPU's 10 GiB: try runtime.activation_checkpointing=true or runtime.micro_batch_size=32",
+            (
+                "90% of the GPU's 10 GiB: try runtime.activation_checkpointing=true or"
+                " runtime.micro_batch_size=32"
+            ),
         ),
-        (GPU, {"waits": ("loss.py:7",)}, {}, "the host waits for the GPU at loss.py:7; what it reads can stay on the device"),
+        (
+            GPU,
+            {"waits": ("loss.py:7",)},
+            {},
+            "the host waits for the GPU at loss.py:7; what it reads can stay on the device",
+        ),
     ],
 )
 def test_advice_is_given_where_a_number_stands_out(
@@ -117,4 +190,7 @@ def test_advice_is_given_where_a_number_stands_out(
 
 def test_the_largest_share_comes_first() -> None:
     advice = advise(replace(CPU, **SLOW_DATA | {"operators": CONVOLUTIONS["operators"]}))
-    assert [line.split(" take")[0] for line in advice] == ["waiting for the next batch", "convolutions"]
+    assert [line.split(" take")[0] for line in advice] == [
+        "waiting for the next batch",
+        "convolutions",
+    ]

@@ -1,4 +1,6 @@
-"""``python -m autotune train``, called as a function on toy data and as a command on the shipped experiment."""
+"""``python -m autotune train``, called as a function on toy data and as a command on the shipped
+experiment.
+"""
 
 import os
 import re
@@ -40,7 +42,10 @@ def hungry_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A command line that trains on toy data; its search path of modules is given back after the test."""
+    """A command line that trains on toy data.
+
+    Its search path of modules is given back after the test.
+    """
     monkeypatch.setattr(sys, "path", [*sys.path])
     return [
         "experiment=cnn",
@@ -52,26 +57,37 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ]
 
 
-def test_a_target_that_is_reached_exits_with_zero(toy: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_target_that_is_reached_exits_with_zero(
+    toy: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train_command([*toy, "target.value=0.5", "epochs=4"]) == 0
     device, *said = capsys.readouterr().out.splitlines()
     assert device.startswith("device: ")
-    assert re.fullmatch(r"step +\d+  epoch +1\.00  train +\d+\.\d{3} s  accuracy [01]\.\d{4}  loss .* samples/s", said[0])
+    assert re.fullmatch(
+        r"step +\d+  epoch +1\.00  train +\d+\.\d{3} s  accuracy [01]\.\d{4}  loss .* samples/s",
+        said[0],
+    )
     assert said[-4] == "outcome REACHED: accuracy >= 0.5"
     assert re.fullmatch(r"phases: build .* s, prepare .* s, train .* s, evaluate .* s", said[-3])
     assert re.fullmatch(r"test accuracy [01]\.\d{4}", said[-2])
     assert re.fullmatch(r"time to target: warm [\d.]+ s, cold [\d.]+ s, objective [\d.]+", said[-1])
 
 
-def test_a_target_that_is_missed_exits_with_three(toy: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_target_that_is_missed_exits_with_three(
+    toy: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train_command([*toy, "target.value=2", "epochs=1"]) == EXIT_NOT_REACHED
     said = capsys.readouterr().out
     assert "outcome MISSED" in said
     assert "time to target" not in said
 
 
-def test_an_own_training_that_ends_early_is_missed(toy: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert train_command([*toy, f"training={{_target_: {__name__}.own_training}}"]) == EXIT_NOT_REACHED
+def test_an_own_training_that_ends_early_is_missed(
+    toy: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        train_command([*toy, f"training={{_target_: {__name__}.own_training}}"]) == EXIT_NOT_REACHED
+    )
     said = capsys.readouterr().out
     assert "outcome MISSED" in said
     assert "own_training is a function of one's own: no test split is scored" in said
@@ -82,12 +98,16 @@ def wrapping_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     raise ValueError("the loss failed") from MemoryError()
 
 
-def test_an_error_that_memory_led_to_is_an_outcome(toy: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_that_memory_led_to_is_an_outcome(
+    toy: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train_command([*toy, f"loss._target_={__name__}.wrapping_loss"]) == EXIT_NOT_REACHED
     assert "the loss failed\noutcome OUT_OF_MEMORY" in capsys.readouterr().out
 
 
-def test_code_that_finds_no_memory_is_an_outcome(toy: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_that_finds_no_memory_is_an_outcome(
+    toy: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train_command([*toy, f"loss._target_={__name__}.hungry_loss"]) == EXIT_NOT_REACHED
     said = capsys.readouterr().out
     assert "MemoryError" in said
@@ -99,9 +119,18 @@ def test_code_that_finds_no_memory_is_an_outcome(toy: list[str], capsys: pytest.
     [
         ([], "no experiment; accepted is experiment=NAME"),
         (["batch_size=32"], "no experiment; accepted is experiment=NAME"),
-        (["experiment=cnn", "batchsize=32"], r"batchsize: no such key \(did you mean batch_size\?\)"),
-        (["experiment=cnn", "batch_size=0"], "batch_size: found 0, accepted is a whole number from 1"),
-        (["experiment=cnn", "optimizer.lr=0.1,0.2"], "optimizer.lr: is a sweep; accepted is one value"),
+        (
+            ["experiment=cnn", "batchsize=32"],
+            r"batchsize: no such key \(did you mean batch_size\?\)",
+        ),
+        (
+            ["experiment=cnn", "batch_size=0"],
+            "batch_size: found 0, accepted is a whole number from 1",
+        ),
+        (
+            ["experiment=cnn", "optimizer.lr=0.1,0.2"],
+            "optimizer.lr: is a sweep; accepted is one value",
+        ),
         (["experiment=cnn", "--colour"], "--colour"),
         (["experiment=cnn", "model._target_=os.system"], "_target_: found 'os.system'"),
     ],
@@ -116,14 +145,18 @@ def test_bad_input_exits_with_two(toy: list[str], capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err.startswith("autotune: seed: ")
 
 
-def test_the_configuration_is_printed_and_nothing_trained(toy: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_configuration_is_printed_and_nothing_trained(
+    toy: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train_command([*toy, "--cfg", "job"]) == 0
     said = capsys.readouterr().out
     assert "batch_size: 16" in said
     assert "outcome" not in said
 
 
-def test_a_training_kept_at_a_url_goes_on_from_there(toy: list[str], memory: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_training_kept_at_a_url_goes_on_from_there(
+    toy: list[str], memory: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = [*toy, "target.value=2", "epochs=2", f"checkpoint.folder={memory}/run"]
     assert train_command(command) == EXIT_NOT_REACHED
     first = capsys.readouterr().out
@@ -141,25 +174,40 @@ def test_a_state_of_another_training_is_refused_by_its_url(toy: list[str], memor
 
 
 @pytest.mark.parametrize("folder", ["s3x://bucket/run", "http://127.0.0.1:9/run"])
-def test_a_folder_that_nothing_can_be_kept_in_is_refused_before_anything_is_read(toy: list[str], folder: str) -> None:
+def test_a_folder_that_nothing_can_be_kept_in_is_refused_before_anything_is_read(
+    toy: list[str], folder: str
+) -> None:
     with pytest.raises(DataError, match=rf"^checkpoint\.folder: {folder}/state"):
         train_command([*toy, f"data._target_={__name__}.no_images", f"checkpoint.folder={folder}"])
 
 
-def test_a_training_starts_from_weights_at_a_url(toy: list[str], memory: str, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train_command([*toy, "target.value=2", "epochs=1", f"checkpoint.folder={memory}/run"]) == EXIT_NOT_REACHED
+def test_a_training_starts_from_weights_at_a_url(
+    toy: list[str], memory: str, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        train_command([*toy, "target.value=2", "epochs=1", f"checkpoint.folder={memory}/run"])
+        == EXIT_NOT_REACHED
+    )
     weights = f"technique.checkpoint={memory}/run/weights.safetensors"
     for technique in ("technique=transfer", "technique=distillation"):
         assert train_command([*toy, "target.value=0.5", "epochs=4", technique, weights]) == 0
-    with pytest.raises(DataError, match=rf"^technique\.checkpoint: {memory}/run/other: FileNotFoundError: "):
+    with pytest.raises(
+        DataError, match=rf"^technique\.checkpoint: {memory}/run/other: FileNotFoundError: "
+    ):
         train_command([*toy, "technique=transfer", f"technique.checkpoint={memory}/run/other"])
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["study.folder=s3://bucket/studies"], "study.folder: found the URL s3://bucket/studies, use a folder of this machine"),
-        (["--config-dir", "s3://bucket/conf"], "--config-dir: found the URL s3://bucket/conf, use a folder of this machine"),
+        (
+            ["study.folder=s3://bucket/studies"],
+            "study.folder: found the URL s3://bucket/studies, use a folder of this machine",
+        ),
+        (
+            ["--config-dir", "s3://bucket/conf"],
+            "--config-dir: found the URL s3://bucket/conf, use a folder of this machine",
+        ),
     ],
 )
 def test_what_takes_no_url_says_so(
@@ -172,7 +220,13 @@ def test_what_takes_no_url_says_so(
 
 
 def run_module(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-m", "autotune.train", *arguments], cwd=REPOSITORY, check=False, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-m", "autotune.train", *arguments],
+        cwd=REPOSITORY,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
 
 
 @pytest.mark.command
@@ -195,25 +249,52 @@ def test_a_typo_is_answered_in_one_line() -> None:
 
 
 @pytest.mark.command
-def test_a_training_that_was_ended_goes_on_at_its_url_in_another_process(server: Server, tmp_path: Path) -> None:
+def test_a_training_that_was_ended_goes_on_at_its_url_in_another_process(
+    server: Server, tmp_path: Path
+) -> None:
     environment = {**os.environ, "AUTOTUNE_CACHE": str(tmp_path / "cache")}
-    (server.folder / "table.csv").write_text("\n".join(["size,kind", *(f"{number % 7},{number % 2}" for number in range(400))]))
+    (server.folder / "table.csv").write_text(
+        "\n".join(["size,kind", *(f"{number % 7},{number % 2}" for number in range(400))])
+    )
     command = [
-        "experiment=mlp", "device=cpu", "data=csv", f"data.path={server.url}/table.csv", "data.target_column=kind", "target.value=-1",
-        "epochs=5000", "evaluate_every_samples=10000", f"checkpoint.folder={server.url}/run",
-    ]  # fmt: skip
+        "experiment=mlp",
+        "device=cpu",
+        "data=csv",
+        f"data.path={server.url}/table.csv",
+        "data.target_column=kind",
+        "target.value=-1",
+        "epochs=5000",
+        "evaluate_every_samples=10000",
+        f"checkpoint.folder={server.url}/run",
+    ]
     arguments = [sys.executable, "-m", "autotune.train", *command]
-    with subprocess.Popen(arguments, cwd=REPOSITORY, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as begun:
+    with subprocess.Popen(
+        arguments,
+        cwd=REPOSITORY,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as begun:
         assert begun.stdout is not None
         assert begun.stderr is not None
         assert begun.stdout.readline().startswith("device: ")
         seen = [int(begun.stdout.readline().split()[1]) for _ in range(3)]
         begun.kill()
         assert begun.stderr.read().startswith(f"fetching {server.url}/table.csv ")
-    with subprocess.Popen(arguments, cwd=REPOSITORY, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as again:
+    with subprocess.Popen(
+        arguments,
+        cwd=REPOSITORY,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as again:
         assert again.stdout is not None
         assert again.stdout.readline().startswith("device: ")
         first = int(again.stdout.readline().split()[1])
         again.kill()
-    assert first >= seen[1] + (seen[1] - seen[0]), "it goes on after the last state that was written"
+    assert first >= seen[1] + (seen[1] - seen[0]), (
+        "it goes on after the last state that was written"
+    )
     assert [each for each in server.asked if each == "GET /table.csv"] == ["GET /table.csv"]

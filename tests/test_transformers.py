@@ -1,4 +1,6 @@
-"""Hugging Face trainings with the callback: reported, capped, paused and resumed through the Trainer's own checkpoint."""
+"""Hugging Face trainings with the callback: reported, capped, paused and resumed through the
+Trainer's own checkpoint.
+"""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -44,12 +46,23 @@ def accuracy(prediction: Any) -> dict[str, float]:
 def tiny_bert() -> Any:
     return transformers.BertForSequenceClassification(
         transformers.BertConfig(
-            vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, num_labels=2
+            vocab_size=20,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+            num_labels=2,
         )
     )
 
 
-def fit(lr: float, epochs: int = 4, folder: str = ".", monitor: str = "eval_accuracy", is_added: bool = False) -> None:
+def fit(
+    lr: float,
+    epochs: int = 4,
+    folder: str = ".",
+    monitor: str = "eval_accuracy",
+    is_added: bool = False,
+) -> None:
     arguments = transformers.TrainingArguments(
         folder,
         learning_rate=lr,
@@ -64,9 +77,13 @@ def fit(lr: float, epochs: int = 4, folder: str = ".", monitor: str = "eval_accu
     )
     callback = autotune.transformers.ReportCallback(monitor=monitor)
     trainer = transformers.Trainer(
-        tiny_bert(), arguments, train_dataset=Words(96), eval_dataset=Words(64), compute_metrics=accuracy,
+        tiny_bert(),
+        arguments,
+        train_dataset=Words(96),
+        eval_dataset=Words(64),
+        compute_metrics=accuracy,
         callbacks=[] if is_added else [callback],
-    )  # fmt: skip
+    )
     if is_added:
         trainer.add_callback(callback)
     trainer.train()
@@ -84,7 +101,11 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def own(trial_config: MakeConfig, tmp_path: Path) -> MakeConfig:
     def make(*, value: float = 2.0, mode: str = "max", **arguments: Any) -> TrialConfig:
         return trial_config(
-            training={"_target_": f"{__name__}.fit", "folder": str(tmp_path / "output"), **arguments},
+            training={
+                "_target_": f"{__name__}.fit",
+                "folder": str(tmp_path / "output"),
+                **arguments,
+            },
             target=Target(metric="eval_accuracy", value=value, mode=mode, max_train_seconds=1e9),
             allowed_targets=(__name__,),
         )
@@ -92,8 +113,14 @@ def own(trial_config: MakeConfig, tmp_path: Path) -> MakeConfig:
     return make
 
 
-def test_it_ends_at_the_target_and_its_weights_score_the_same(own: MakeConfig, tmp_path: Path) -> None:
-    evaluations = list(start_training(own(lr=0.01, value=0.8, epochs=60), weights_path=tmp_path / "weights.safetensors"))
+def test_it_ends_at_the_target_and_its_weights_score_the_same(
+    own: MakeConfig, tmp_path: Path
+) -> None:
+    evaluations = list(
+        start_training(
+            own(lr=0.01, value=0.8, epochs=60), weights_path=tmp_path / "weights.safetensors"
+        )
+    )
     assert evaluations[-1].outcome is Outcome.REACHED
     model = tiny_bert()
     model.load_state_dict(read_weights(tmp_path / "weights.safetensors")[0])
@@ -105,7 +132,10 @@ def test_it_ends_at_the_target_and_its_weights_score_the_same(own: MakeConfig, t
 
 
 def test_a_metric_that_is_not_computed_is_one_line(own: MakeConfig) -> None:
-    with pytest.raises(ConfigError, match="monitor='eval_f1' was not computed, accepted are eval_loss, eval_accuracy"):
+    with pytest.raises(
+        ConfigError,
+        match="monitor='eval_f1' was not computed, accepted are eval_loss, eval_accuracy",
+    ):
         list(start_training(own(lr=0.01, monitor="eval_f1")))
 
 
@@ -113,33 +143,60 @@ EPOCHS = 6
 ENDS: list[dict[str, Any]] = []
 """How the trainings of ``fit_row`` ended that came to their end."""
 
-KEEPING_THE_BEST = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "save_strategy": "epoch"}
+KEEPING_THE_BEST = {
+    "load_best_model_at_end": True,
+    "metric_for_best_model": "eval_loss",
+    "save_strategy": "epoch",
+}
 
 ROWS: dict[str, dict[str, Any]] = {
     "early stopping": {**KEEPING_THE_BEST, "early_stopping": True, "learning_rate": 0.2},
     "the best model at the end": {**KEEPING_THE_BEST, "save_total_limit": 1},
     "the best model of evaluations within epochs": {
-        **KEEPING_THE_BEST, "early_stopping": True, "eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 4,
+        **KEEPING_THE_BEST,
+        "early_stopping": True,
+        "eval_strategy": "steps",
+        "eval_steps": 4,
+        "save_strategy": "steps",
+        "save_steps": 4,
     },
     "saved when it is best": {**KEEPING_THE_BEST, "save_strategy": "best"},
     "cosine": {"lr_scheduler_type": "cosine", "warmup_steps": 5},
-    "learning rate reduced on a plateau": {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0}},
-    "saved each few steps": {"save_strategy": "steps", "save_steps": 5, "save_total_limit": 2, "save_only_model": True},
+    "learning rate reduced on a plateau": {
+        "lr_scheduler_type": "reduce_lr_on_plateau",
+        "lr_scheduler_kwargs": {"patience": 0},
+    },
+    "saved each few steps": {
+        "save_strategy": "steps",
+        "save_steps": 5,
+        "save_total_limit": 2,
+        "save_only_model": True,
+    },
     "saved each epoch": {"save_strategy": "epoch"},
-    "accumulated gradients": {"gradient_accumulation_steps": 3, "eval_strategy": "steps", "eval_steps": 1},
+    "accumulated gradients": {
+        "gradient_accumulation_steps": 3,
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+    },
     "an evaluation before all": {**KEEPING_THE_BEST, "early_stopping": True, "eval_on_start": True},
     "adapters": {**KEEPING_THE_BEST, "peft": True},
     "several data sets": {"data_sets": True},
-}  # fmt: skip
+}
 
 
 def fit_row(row: str, is_first: bool, folder: str) -> None:
     settings = {"eval_strategy": "epoch", "save_strategy": "no", "learning_rate": 0.05, **ROWS[row]}
-    others = [transformers.EarlyStoppingCallback(early_stopping_patience=2)] if settings.pop("early_stopping", False) else []
+    others = (
+        [transformers.EarlyStoppingCallback(early_stopping_patience=2)]
+        if settings.pop("early_stopping", False)
+        else []
+    )
     model = tiny_bert()
     if is_peft := settings.pop("peft", False):
         peft = pytest.importorskip("peft")
-        model = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"]))
+        model = peft.get_peft_model(
+            model, peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"])
+        )
     is_dict = settings.pop("data_sets", False)
     ours = autotune.transformers.ReportCallback(monitor="eval_b_loss" if is_dict else "eval_loss")
     trainer = transformers.Trainer(
@@ -168,7 +225,11 @@ def fit_row(row: str, is_first: bool, folder: str) -> None:
             "best": (state.best_metric, Path(state.best_model_checkpoint or "").name),
             "rates": trainer.lr_scheduler.get_last_lr(),
             "evaluated": [
-                {key: value for key, value in line.items() if key in ("step", "epoch", "eval_loss", "eval_accuracy", "eval_b_loss")}
+                {
+                    key: value
+                    for key, value in line.items()
+                    if key in ("step", "epoch", "eval_loss", "eval_accuracy", "eval_b_loss")
+                }
                 for line in state.log_history
                 if any(key.startswith("eval") for key in line)
             ],
@@ -178,15 +239,26 @@ def fit_row(row: str, is_first: bool, folder: str) -> None:
                 if isinstance(callback, transformers.EarlyStoppingCallback)
             ],
             "files": sorted(path.name for path in Path(folder).glob("checkpoint-*")),
-            "weights": {name: value.tolist() for name, value in model.state_dict().items() if not is_peft or "lora" in name},
+            "weights": {
+                name: value.tolist()
+                for name, value in model.state_dict().items()
+                if not is_peft or "lora" in name
+            },
         }
     )
 
 
-@pytest.mark.parametrize("is_first", [pytest.param(True, id="first"), pytest.param(False, id="last", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "is_first",
+    [pytest.param(True, id="first"), pytest.param(False, id="last", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("row", ROWS)
 def test_a_training_that_is_paused_at_every_evaluation_is_as_if_it_were_not(
-    own: MakeConfig, tmp_path: Path, check_pauses: Callable[[Callable[[str], TrialConfig]], list[Evaluation]], row: str, is_first: bool
+    own: MakeConfig,
+    tmp_path: Path,
+    check_pauses: Callable[[Callable[[str], TrialConfig]], list[Evaluation]],
+    row: str,
+    is_first: bool,
 ) -> None:
     ENDS.clear()
 

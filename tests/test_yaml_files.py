@@ -22,7 +22,9 @@ def refusal(text: str) -> str:
 
 def test_files_mean_what_they_mean_to_hydra() -> None:
     texts = [path.read_text(encoding="utf-8") for path in SHIPPED]
-    texts += ["a: [1, 1e-3, 1e3, .5, 1_000, 0x1F, 1:30, -.inf, yes, off, ~, 2020-01-01, '1', 1.e3, +1e+2]"]
+    texts += [
+        "a: [1, 1e-3, 1e3, .5, 1_000, 0x1F, 1:30, -.inf, yes, off, ~, 2020-01-01, '1', 1.e3, +1e+2]"
+    ]
     assert len(texts) > 70
     for text in texts:
         assert load_yaml(text, "mine.yaml") == yaml.load(text, Loader=get_yaml_loader())
@@ -43,10 +45,20 @@ def test_what_is_refused_is_one_line_with_file_and_line(text: str, message: str)
 
 
 @pytest.mark.parametrize(
-    "tag", ["!!python/object/apply:os.system", "!!python/name:os.system", "!!set", "!!omap", "!!binary", "!!timestamp"]
+    "tag",
+    [
+        "!!python/object/apply:os.system",
+        "!!python/name:os.system",
+        "!!set",
+        "!!omap",
+        "!!binary",
+        "!!timestamp",
+    ],
 )
 def test_only_plain_data_is_made(tag: str) -> None:
-    assert refusal(f"a: {tag} x").startswith("mine.yaml line 1: could not determine a constructor for the tag ")
+    assert refusal(f"a: {tag} x").startswith(
+        "mine.yaml line 1: could not determine a constructor for the tag "
+    )
 
 
 def test_aliases_of_aliases_are_refused_at_once() -> None:
@@ -54,11 +66,17 @@ def test_aliases_of_aliases_are_refused_at_once() -> None:
         f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 20)
     )
     assert refusal(laughs).endswith("found aliases that stand for too many values")
-    assert load_yaml("a: &a [1, 2]\nb: [*a, *a]\n", "mine.yaml") == {"a": [1, 2], "b": [[1, 2], [1, 2]]}
+    assert load_yaml("a: &a [1, 2]\nb: [*a, *a]\n", "mine.yaml") == {
+        "a": [1, 2],
+        "b": [[1, 2], [1, 2]],
+    }
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
-    for path, part in ((tmp_path, "cannot be read: Is a directory"), (tmp_path / "nope", "cannot be read: No such file or directory")):
+    for path, part in (
+        (tmp_path, "cannot be read: Is a directory"),
+        (tmp_path / "nope", "cannot be read: No such file or directory"),
+    ):
         with pytest.raises(ConfigError, match=part):
             read_yaml(path)
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")

@@ -1,9 +1,11 @@
-"""Builds objects from configuration nodes: each node's ``_target_`` is called with the node's other values.
+"""Builds objects from configuration nodes: each node's ``_target_`` is called with the node's other
+values.
 
-An experiment file can come from anyone, so a ``_target_`` may only name what the shipped ``conf/`` names for that key, a class of a few
-libraries (``PACKAGES``), or code in packages that the user adds on the command line. The name is checked when a configuration is
-composed, before anything is imported. When a component is built, the object found must be *defined* there, so that a name cannot reach
-through a module to what that module imported (``my_net.os.system``).
+An experiment file can come from anyone, so a ``_target_`` may only name what the shipped ``conf/``
+names for that key, a class of a few libraries (``PACKAGES``), or code in packages that the user
+adds on the command line. The name is checked when a configuration is composed, before anything is
+imported. When a component is built, the object found must be *defined* there, so that a name cannot
+reach through a module to what that module imported (``my_net.os.system``).
 """
 
 import functools
@@ -19,26 +21,45 @@ from autotune.config.experiments import shipped_folder
 from autotune.errors import ConfigError, TargetNotAllowedError
 
 KEYS = (
-    "model", "data", "loss", "metric", "optimizer", "lr_schedule", "averaging", "augmentation", "views", "technique", "parallelism",
-    "search.sampler", "stopping", "objective", "tracking",
-)  # fmt: skip
-"""Config keys whose nodes, and the nodes inside them, are components; no other node accepts a ``_target_``."""
+    "model",
+    "data",
+    "loss",
+    "metric",
+    "optimizer",
+    "lr_schedule",
+    "averaging",
+    "augmentation",
+    "views",
+    "technique",
+    "parallelism",
+    "search.sampler",
+    "stopping",
+    "objective",
+    "tracking",
+)
+"""Config keys whose nodes, and the nodes inside them, are components; no other node accepts a
+``_target_``."""
 PACKAGES = ("torch.nn", "torch.optim", "schedulefree", "optuna.samplers")
-"""Packages whose classes are accepted for every one of ``KEYS``, and the functions of ``torch.nn.functional``."""
+"""Packages whose classes are accepted for every one of ``KEYS``, and the functions of
+``torch.nn.functional``."""
 
 
 def check_target_names(config: Mapping[Any, Any], allowed: Sequence[str]) -> None:
-    """Check the name in every ``_target_`` of a whole configuration, nested ones too, against what its config key accepts.
+    """Check the name in every ``_target_`` of a whole configuration, nested ones too, against what
+    its config key accepts.
 
     Raises:
-        TargetNotAllowedError: a name is not accepted; names the key, what was found and what is accepted.
+        TargetNotAllowedError: a name is not accepted; names the key, what was found and what is
+            accepted.
     """
     for where, key, value in entries(config):
         if key == "_target_":
             _check_name(value, allowed, where, component_key(where))
 
 
-def resolve_target(name: str, allowed: Sequence[str], where: str, *, key: str | None = None) -> Callable[..., Any]:
+def resolve_target(
+    name: str, allowed: Sequence[str], where: str, *, key: str | None = None
+) -> Callable[..., Any]:
     """Import the callable that a ``_target_`` names.
 
     Args:
@@ -54,17 +75,24 @@ def resolve_target(name: str, allowed: Sequence[str], where: str, *, key: str | 
     found = _locate(name, where)
     module = str(getattr(found, "__module__", None))
     is_of_packages = inspect.isclass(found) and within(module, PACKAGES)
-    is_shipped = f"{module}.{getattr(found, '__qualname__', None)}" in shipped_components().get(component or "", ())
-    is_component = component is not None and (is_shipped or is_of_packages or module == "torch.nn.functional")
+    is_shipped = f"{module}.{getattr(found, '__qualname__', None)}" in shipped_components().get(
+        component or "", ()
+    )
+    is_component = component is not None and (
+        is_shipped or is_of_packages or module == "torch.nn.functional"
+    )
     if not is_component and not (within(name, allowed) and within(module, allowed)):
-        raise TargetNotAllowedError(_refusal(where, f"{name!r}, which {module} defines", component, module))
+        raise TargetNotAllowedError(
+            _refusal(where, f"{name!r}, which {module} defines", component, module)
+        )
     if not callable(found):
         raise ConfigError(f"{where}: {name} is a {type(found).__name__}, which cannot be called")
     return found  # type: ignore[no-any-return]  # callable() was checked above
 
 
 def build(node: Mapping[str, Any], allowed: Sequence[str], where: str) -> Any:
-    """Build the object that a configuration node describes: call the node's ``_target_`` with the node's other values.
+    """Build the object that a configuration node describes: call the node's ``_target_`` with the
+    node's other values.
 
     Args:
         node: resolved plain data.
@@ -72,15 +100,19 @@ def build(node: Mapping[str, Any], allowed: Sequence[str], where: str) -> Any:
         where: the node's config key.
 
     Raises:
-        ConfigError: the target refused its values, or a ``_target_`` in the node is missing or not allowed.
+        ConfigError: the target refused its values, or a ``_target_`` in the node is missing or not
+            allowed.
     """
     return call(build_partial(node, allowed, where), where)
 
 
-def build_partial(node: Mapping[str, Any], allowed: Sequence[str], where: str, *, key: str | None = None) -> "partial[Any]":
+def build_partial(
+    node: Mapping[str, Any], allowed: Sequence[str], where: str, *, key: str | None = None
+) -> "partial[Any]":
     """Bind a node's values to its ``_target_`` without calling it; nested nodes are built.
 
-    Values of the key ``_args_`` are passed by position, and a nested node with ``_partial_: true`` is bound and not called, as by Hydra.
+    Values of the key ``_args_`` are passed by position, and a nested node with ``_partial_: true``
+    is bound and not called, as by Hydra.
 
     Args:
         where: the node's place, for messages.
@@ -95,12 +127,24 @@ def build_partial(node: Mapping[str, Any], allowed: Sequence[str], where: str, *
                 return {name: made(item, f"{place}.{name}") for name, item in value.items()}
             bound = build_partial(value, allowed, place, key=where if key is None else key)
             return bound if value.get("_partial_") else call(bound, place)
-        return [made(item, f"{place}.{index}") for index, item in enumerate(value)] if isinstance(value, list | tuple) else value
+        return (
+            [made(item, f"{place}.{index}") for index, item in enumerate(value)]
+            if isinstance(value, list | tuple)
+            else value
+        )
 
     target = resolve_target(node["_target_"], allowed, f"{where}._target_", key=key)
-    settings = {name: value for name, value in node.items() if name not in ("_target_", "_partial_", "_args_")}
-    if unknown := next((name for name in settings if name.startswith("_") and name.endswith("_")), None):
-        raise ConfigError(f"{where}.{unknown}: no such key; beside _target_ there may be _args_ and _partial_")
+    settings = {
+        name: value
+        for name, value in node.items()
+        if name not in ("_target_", "_partial_", "_args_")
+    }
+    if unknown := next(
+        (name for name in settings if name.startswith("_") and name.endswith("_")), None
+    ):
+        raise ConfigError(
+            f"{where}.{unknown}: no such key; beside _target_ there may be _args_ and _partial_"
+        )
     positional = node.get("_args_", [])
     if not isinstance(positional, list | tuple):
         raise ConfigError(f"{where}._args_: found {positional!r}, which is no list")
@@ -111,42 +155,62 @@ def call(made: "partial[Any]", where: str, *args: Any, **kwargs: Any) -> Any:
     """Call a partial that ``build_partial`` returned; a refused argument is reported in one line.
 
     Raises:
-        ConfigError: the target raised TypeError or ValueError; names ``where``, the target and its bound arguments.
+        ConfigError: the target raised TypeError or ValueError; names ``where``, the target and its
+            bound arguments.
     """
     try:
         return made(*args, **kwargs)
     except (TypeError, ValueError) as error:
         given = ", ".join(f"{key}={value!r}" for key, value in made.keywords.items())
         name = getattr(made.func, "__qualname__", str(made.func))
-        raise ConfigError(f"{where}: {name}({given}) failed: {' '.join(str(error).split())}") from error
+        raise ConfigError(
+            f"{where}: {name}({given}) failed: {' '.join(str(error).split())}"
+        ) from error
 
 
 def accepted_arguments(made: "partial[Any]", offered: Mapping[str, Any]) -> dict[str, Any]:
-    """The offered arguments that a partial's signature names and that are not bound yet; none if its signature cannot be read."""
+    """The offered arguments that a partial's signature names and that are not bound yet.
+
+    None if its signature cannot be read.
+    """
     try:
         names = inspect.signature(made.func).parameters
     except (TypeError, ValueError):
         return {}
-    return {key: value for key, value in offered.items() if key in names and key not in made.keywords}
+    return {
+        key: value for key, value in offered.items() if key in names and key not in made.keywords
+    }
 
 
 def component_key(where: str) -> str | None:
-    """The component's config key that a dotted key is or lies beneath; None if it belongs to no component."""
+    """The component's config key that a dotted key is or lies beneath.
+
+    None if it belongs to no component.
+    """
     return next((key for key in KEYS if where == key or where.startswith(f"{key}.")), None)
 
 
 def accepts_name(name: Any, key: str | None) -> bool:
     """Whether a name may stand in a ``_target_`` of a config key, as far as the name alone says."""
-    return key is not None and (name in shipped_components()[key] or (within(name, PACKAGES) and name not in PACKAGES))
+    return key is not None and (
+        name in shipped_components()[key] or (within(name, PACKAGES) and name not in PACKAGES)
+    )
 
 
 @functools.cache
 def shipped_components() -> Mapping[str, frozenset[str]]:
-    """Every ``_target_`` in the config groups of the shipped ``conf/``, by component key; experiments are not read."""
+    """Every ``_target_`` in the config groups of the shipped ``conf/``, by component key.
+
+    Experiments are not read.
+    """
     folder, found = shipped_folder("conf"), {key: set[str]() for key in KEYS}
     for path in folder.glob("*/*.yaml"):
         group = path.parent.name
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506  # both are safe
+        # both are safe
+        content = yaml.load(
+            path.read_text(encoding="utf-8"),
+            Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader),  # noqa: S506
+        )
         for where, key, value in entries(content, f"{group}.") if group != "experiment" else ():
             component = component_key(where)
             if key == "_target_" and component is not None:
@@ -155,8 +219,16 @@ def shipped_components() -> Mapping[str, frozenset[str]]:
 
 
 def entries(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield dotted key, own key and value of every entry of a node's mappings and lists, at any depth."""
-    pairs: Any = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list | tuple) else ()
+    """Yield dotted key, own key and value of every entry of a node's mappings and lists, at any
+    depth.
+    """
+    pairs: Any = (
+        node.items()
+        if isinstance(node, Mapping)
+        else enumerate(node)
+        if isinstance(node, list | tuple)
+        else ()
+    )
     for key, value in pairs:
         yield f"{prefix}{key}", key, value
         yield from entries(value, f"{prefix}{key}.")
@@ -164,20 +236,28 @@ def entries(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
 
 def within(name: Any, packages: Sequence[str]) -> bool:
     """Whether a dotted name is one of the packages or lies in one."""
-    return isinstance(name, str) and any(name == package or name.startswith(f"{package}.") for package in packages)
+    return isinstance(name, str) and any(
+        name == package or name.startswith(f"{package}.") for package in packages
+    )
 
 
 def _check_name(name: Any, allowed: Sequence[str], where: str, component: str | None) -> None:
-    if not isinstance(name, str) or (not accepts_name(name, component) and not within(name, allowed)):
+    if not isinstance(name, str) or (
+        not accepts_name(name, component) and not within(name, allowed)
+    ):
         raise TargetNotAllowedError(_refusal(where, repr(name), component, str(name)))
 
 
 def _refusal(where: str, found: str, component: str | None, module: str) -> str:
     package = module if module.startswith("autotune.") else module.partition(".")[0]
-    names = [*sorted(shipped_components()[component]), *(f"{name}.NAME" for name in PACKAGES)] if component else ["nothing"]
+    names = (
+        [*sorted(shipped_components()[component]), *(f"{name}.NAME" for name in PACKAGES)]
+        if component
+        else ["nothing"]
+    )
     return (
-        f"{where}: found {found}; accepted here: {', '.join(names)}, and what allowed_targets=[{package}] on the command line adds, "
-        f"if you trust that code"
+        f"{where}: found {found}; accepted here: {', '.join(names)}, and what"
+        f" allowed_targets=[{package}] on the command line adds, if you trust that code"
     )
 
 
@@ -189,13 +269,22 @@ def _locate(name: str, where: str) -> Any:
             found: Any = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
             if error.name is not None and not within(module_name, [error.name]):
-                raise ConfigError(f"{where}: {name}: importing {module_name} failed: {error}") from error
+                raise ConfigError(
+                    f"{where}: {name}: importing {module_name} failed: {error}"
+                ) from error
             continue
         except (ImportError, SyntaxError, ValueError) as error:
-            raise ConfigError(f"{where}: {name}: importing {module_name} failed: {error}") from error
+            raise ConfigError(
+                f"{where}: {name}: importing {module_name} failed: {error}"
+            ) from error
         for attribute in parts[length:]:
             if not hasattr(found, attribute):
-                raise ConfigError(f"{where}: {name}: {module_name} has no {'.'.join(parts[length:])}")
+                raise ConfigError(
+                    f"{where}: {name}: {module_name} has no {'.'.join(parts[length:])}"
+                )
             found = getattr(found, attribute)
         return found
-    raise ConfigError(f"{where}: {name}: no module {parts[0]!r} is installed, in the working folder or beside --config-dir")
+    raise ConfigError(
+        f"{where}: {name}: no module {parts[0]!r} is installed, in the working folder or beside"
+        " --config-dir"
+    )

@@ -1,7 +1,8 @@
-"""The command line that all commands share: Hydra's ``key=value`` overrides, and a few of Hydra's flags.
+"""The command line that all commands share: Hydra's ``key=value`` overrides, and a few of Hydra's
+flags.
 
-Hydra composes configurations, but its own ``main`` is not used: it would print an error over several lines, exit with code 1, and run
-callbacks that a configuration names.
+Hydra composes configurations, but its own ``main`` is not used: it would print an error over
+several lines, exit with code 1, and run callbacks that a configuration names.
 """
 
 import argparse
@@ -43,7 +44,8 @@ COMMANDS = {
     "report": ("autotune.report_command", "write the HTML report of a study"),
     "record": ("autotune.record", "write a study that MLflow keeps as a recording"),
 }
-"""Module and purpose of each command, by name; the module's function ``NAME_command`` takes the arguments and returns the exit code."""
+"""Module and purpose of each command, by name; the module's function ``NAME_command`` takes the
+arguments and returns the exit code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +55,8 @@ class CommandLine:
     overrides: tuple[str, ...]
     config_dirs: tuple[str, ...]
     cfg: str | None
-    """Part of the configuration to print instead of running the command: ``job``, ``hydra`` or ``all``; None runs the command."""
+    """Part of the configuration to print instead of running the command: ``job``, ``hydra`` or
+    ``all``; None runs the command."""
     resolve: bool
     """Whether interpolations are resolved in the printed configuration."""
 
@@ -63,8 +66,17 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; --help shows what is accepted")
 
 
-def parse_command_line(program: str, purpose: str, epilog: str, arguments: Sequence[str], *, takes: str = "experiment=NAME") -> CommandLine:
-    """Parse flags and overrides, and report fetched files on stderr from then on; ``--help``, ``--version`` and completion print and exit.
+def parse_command_line(
+    program: str,
+    purpose: str,
+    epilog: str,
+    arguments: Sequence[str],
+    *,
+    takes: str = "experiment=NAME",
+) -> CommandLine:
+    """Parse flags and overrides, and report fetched files on stderr from then on.
+
+    ``--help``, ``--version`` and completion print and exit.
 
     Raises:
         ConfigError: a flag is unknown or has a wrong value.
@@ -77,7 +89,12 @@ def parse_command_line(program: str, purpose: str, epilog: str, arguments: Seque
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="any key of the configuration, in Hydra's grammar")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="any key of the configuration, in Hydra's grammar",
+    )
     parser.add_argument(
         "--config-dir",
         "-cd",
@@ -86,9 +103,21 @@ def parse_command_line(program: str, purpose: str, epilog: str, arguments: Seque
         metavar="DIR",
         help="a folder of your own config groups, searched too",
     )
-    parser.add_argument("--cfg", "-c", choices=("job", "hydra", "all"), help="print the composed configuration and run nothing")
-    parser.add_argument("--resolve", action="store_true", help="with --cfg: interpolations resolved")
-    parser.add_argument("--multirun", "-m", action="store_true", help="taken for Hydra's sake: sweeps are read without it")
+    parser.add_argument(
+        "--cfg",
+        "-c",
+        choices=("job", "hydra", "all"),
+        help="print the composed configuration and run nothing",
+    )
+    parser.add_argument(
+        "--resolve", action="store_true", help="with --cfg: interpolations resolved"
+    )
+    parser.add_argument(
+        "--multirun",
+        "-m",
+        action="store_true",
+        help="taken for Hydra's sake: sweeps are read without it",
+    )
     parser.add_argument("--version", action="version", version=f"autotune {_version()}")
     parser.add_argument(
         "--shell-completion",
@@ -98,16 +127,27 @@ def parse_command_line(program: str, purpose: str, epilog: str, arguments: Seque
     )
     parsed = parser.parse_intermixed_args(list(arguments))
     if parsed.shell_completion is not None:
-        from autotune.config.completion import shell_completion  # noqa: PLC0415  # loads Hydra's plug-ins
+        # loads Hydra's plug-ins
+        from autotune.config.completion import shell_completion  # noqa: PLC0415
 
         sys.exit(shell_completion(parsed.shell_completion, [*parsed.overrides], parsed.config_dir))
     if parsed.multirun:
-        print("autotune: --multirun is not needed: sweeps are read without it, as the search space of one study", file=sys.stderr)
-    return CommandLine(overrides=tuple(parsed.overrides), config_dirs=tuple(parsed.config_dir), cfg=parsed.cfg, resolve=parsed.resolve)
+        print(
+            "autotune: --multirun is not needed: sweeps are read without it, as the search space of"
+            " one study",
+            file=sys.stderr,
+        )
+    return CommandLine(
+        overrides=tuple(parsed.overrides),
+        config_dirs=tuple(parsed.config_dir),
+        cfg=parsed.cfg,
+        resolve=parsed.resolve,
+    )
 
 
 def composer_of(line: CommandLine, overrides: Sequence[str]) -> "Composer":
-    """Make the composer of a command's configuration, and make modules beside its folders importable.
+    """Make the composer of a command's configuration, and make modules beside its folders
+    importable.
 
     Args:
         line: the command line, for its ``config_dirs``.
@@ -135,16 +175,19 @@ def commands_help() -> str:
 
 
 def import_user_code_from(config_dirs: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """Make the user's own modules importable if ``overrides`` let any in, and return the folders that may contain them.
+    """Make the user's own modules importable if ``overrides`` let any in, and return the folders
+    that may contain them.
 
-    These are the working folder, the folders of ``--config-dir`` and their parents. Without ``allowed_targets``, none of them is
-    searched: a folder that came from someone else could hold a module of any name that a library imports if it is there.
+    These are the working folder, the folders of ``--config-dir`` and their parents. Without
+    ``allowed_targets``, none of them is searched: a folder that came from someone else could hold a
+    module of any name that a library imports if it is there.
     """
     if not any(re.match(r"\+*allowed_targets=", override) for override in overrides):
         return []
     from hydra.core.plugins import Plugins  # noqa: PLC0415  # after --help
 
-    Plugins.instance()  # before these folders are searched: Hydra imports every module of a package hydra_plugins
+    # before these folders are searched: Hydra imports every module of a package hydra_plugins
+    Plugins.instance()
     folders = [str(Path.cwd())]
     for config_dir in config_dirs:
         folder = user_path(config_dir).resolve()
@@ -176,19 +219,25 @@ def run_main(command: Callable[[Sequence[str]], int]) -> NoReturn:
 
 
 def _interrupt_again(unraisable: "sys.UnraisableHookArgs") -> None:
-    """Interrupt again, a little later, where Python dropped a KeyboardInterrupt, as it does in ``__del__`` and in weak references.
+    """Interrupt again, a little later, where Python dropped a KeyboardInterrupt, as it does in
+    ``__del__`` and in weak references.
 
-    The signal is SIGTERM, whichever came: both handlers take it as they take Ctrl-C, which a background job may ignore.
+    The signal is SIGTERM, whichever came: both handlers take it as they take Ctrl-C, which a
+    background job may ignore.
     """
     if unraisable.exc_type is KeyboardInterrupt and not sys.is_finalizing():
         main_thread = threading.main_thread().ident or 0
-        threading.Timer(_AGAIN_SECONDS, signal.pthread_kill, [main_thread, signal.SIGTERM]).start()  # ends a wait of that thread, too
+        # ends a wait of that thread, too
+        threading.Timer(_AGAIN_SECONDS, signal.pthread_kill, [main_thread, signal.SIGTERM]).start()
     else:
         sys.__unraisablehook__(unraisable)
 
 
 class _Terminal(io.FileIO):
-    """A terminal; what is written to it once it is gone is dropped. SIGHUP ends the command, unless the command is to outlive it."""
+    """A terminal; what is written to it once it is gone is dropped.
+
+    SIGHUP ends the command, unless the command is to outlive it.
+    """
 
     def write(self, content: Any, /) -> int:
         try:
@@ -204,20 +253,35 @@ def _outlive_terminal() -> None:
         stream = getattr(sys, name)
         if stream is not None and stream.isatty():
             terminal = io.BufferedWriter(_Terminal(stream.fileno(), "w", closefd=False))
-            setattr(sys, name, io.TextIOWrapper(terminal, encoding=stream.encoding, errors=stream.errors, line_buffering=True))
+            setattr(
+                sys,
+                name,
+                io.TextIOWrapper(
+                    terminal, encoding=stream.encoding, errors=stream.errors, line_buffering=True
+                ),
+            )
 
 
 def ending_signals() -> list[signal.Signals]:
-    """The signals that end a command: SIGINT, SIGTERM and SIGHUP, without SIGHUP where it is ignored, as ``nohup`` asks."""
+    """The signals that end a command: SIGINT, SIGTERM and SIGHUP, without SIGHUP where it is
+    ignored, as ``nohup`` asks.
+    """
     names = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
     numbers = [signal.Signals[name] for name in names if hasattr(signal, name)]
-    return [number for number in numbers if number is signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN]
+    return [
+        number
+        for number in numbers
+        if number is signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN
+    ]
 
 
 def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
-    """Run a command and return its exit code; an ``AutotuneError`` is printed as one line on stderr and gives exit code 2.
+    """Run a command and return its exit code.
 
-    A ``WorkerError``, for trained code that failed, is printed with its traceback and gives exit code 1; an interrupt gives 130.
+    An ``AutotuneError`` is printed as one line on stderr and gives exit code 2.
+
+    A ``WorkerError``, for trained code that failed, is printed with its traceback and gives exit
+    code 1; an interrupt gives 130.
     """
     try:
         return command(arguments)

@@ -1,11 +1,14 @@
-"""Composes the experiment, the command line and a suggestion into one checked, resolved configuration.
+"""Composes the experiment, the command line and a suggestion into one checked, resolved
+configuration.
 
-Hydra composes, OmegaConf checks the result against the schema, and every ``_target_`` is checked against the allow-list before anything is
-built from it. Every error of Hydra and OmegaConf is turned into one line.
+Hydra composes, OmegaConf checks the result against the schema, and every ``_target_`` is checked
+against the allow-list before anything is built from it. Every error of Hydra and OmegaConf is
+turned into one line.
 
-A suggestion is composed as Hydra would compose its overrides, but without calling Hydra each time, which takes some 100 ms while a device
-waits: Hydra composes each option of a group once, and the options of a suggestion are then combined (``autotune.config.groups``).
-A test checks that both ways give the same configuration.
+A suggestion is composed as Hydra would compose its overrides, but without calling Hydra each time,
+which takes some 100 ms while a device waits: Hydra composes each option of a group once, and the
+options of a suggestion are then combined (``autotune.config.groups``). A test checks that both ways
+give the same configuration.
 """
 
 import pickle
@@ -65,7 +68,10 @@ class Composed:
         return TrialConfig.from_dict(self.plain)
 
     def lookup(self, key: str) -> Any:
-        """Value of a config key; for a config group, the name of its chosen option; None if there is no such key."""
+        """Value of a config key.
+
+        For a config group, the name of its chosen option; None if there is no such key.
+        """
         if key in self.choices:
             return self.choices[key]
         value: Any = self.plain
@@ -83,11 +89,12 @@ class Composer:
         overrides: overrides of the command line.
         config_dirs: the user's own configuration folders.
         experiments: texts of further experiments, which lie in no file, by name.
-        source_of: if the experiment is itself a source of another (``autotune.config.sources``), the chain of sources that ends with it.
+        source_of: if the experiment is itself a source of another (``autotune.config.sources``),
+            the chain of sources that ends with it.
 
     Raises:
-        ConfigError: a folder does not exist or is a URL, an override does not parse or deletes a key, or a text is not accepted as an
-            experiment.
+        ConfigError: a folder does not exist or is a URL, an override does not parse or deletes a
+            key, or a text is not accepted as an experiment.
     """
 
     def __init__(
@@ -102,10 +109,15 @@ class Composer:
         self.config_dirs = self.files.config_dirs
         parsed = [parse_override(text) for text in overrides]
         self.sweeps = {
-            override.key_or_group: str(override.input_line).split("=", 1)[1] for override in parsed if override.is_sweep_override()
+            override.key_or_group: str(override.input_line).split("=", 1)[1]
+            for override in parsed
+            if override.is_sweep_override()
         }
         if "experiment" in self.sweeps:
-            raise ConfigError(f"experiment={self.sweeps['experiment']}: accepted is one NAME; for a study of each, run the command twice")
+            raise ConfigError(
+                f"experiment={self.sweeps['experiment']}: accepted is one NAME; for a study of"
+                " each, run the command twice"
+            )
         self._keys = {override.key_or_group for override in parsed}
         self.allowed_targets = _allowed_targets(parsed)
         self.overrides = tuple(
@@ -116,19 +128,26 @@ class Composer:
         for override in parsed:
             if MARK in str(override.input_line):
                 raise ConfigError(
-                    f"{override.key_or_group}: found {MARK}, which stands for a secret that was not shown; accepted is the secret itself, "
-                    f"or ${{oc.env:NAME}}, which takes it from the environment"
+                    f"{override.key_or_group}: found {MARK}, which stands for a secret that was not"
+                    " shown; accepted is the secret itself, or ${oc.env:NAME}, which takes it"
+                    " from the environment"
                 )
             if override.is_delete():
-                raise ConfigError(f"{override.input_line}: a key cannot be taken out; accepted is key=value")
+                raise ConfigError(
+                    f"{override.input_line}: a key cannot be taken out; accepted is key=value"
+                )
         self.sources: dict[str, Source] = {}
         """Experiments that a technique of a composed configuration starts from, by name."""
         self._source_of = source_of
-        self._options = ComposedOptions(lambda further: self.files.compose([*self.overrides, *further]))
+        self._options = ComposedOptions(
+            lambda further: self.files.compose([*self.overrides, *further])
+        )
         self._checked_options: dict[tuple[str, ...], tuple[bytes, Choices]] = {}
-        """Configurations that passed the schema, pickled, by the options that a suggestion chooses; its values are set in a copy."""
+        """Configurations that passed the schema, pickled, by the options that a suggestion
+        chooses; its values are set in a copy."""
         self._composed_points: dict[tuple[tuple[str, ...], int], Composed] = {}
-        """The latest composed suggestions, by point and seed: checks and runs compose the same ones again."""
+        """The latest composed suggestions, by point and seed: checks and runs compose the same
+        ones again."""
 
     def refuse_sweeps(self) -> None:
         """Refuse sweeps on the command line, for commands that run a single configuration.
@@ -138,14 +157,16 @@ class Composer:
         """
         if self.sweeps:
             raise ConfigError(
-                f"{next(iter(self.sweeps))}: is a sweep; accepted is one value (autotune without a command searches over several)"
+                f"{next(iter(self.sweeps))}: is a sweep; accepted is one value (autotune without a"
+                " command searches over several)"
             )
 
     def compose(self, overrides: Sequence[str] = ()) -> Composed:
         """Compose the configuration of the command line with further overrides applied after it.
 
         Raises:
-            ConfigError: a key or value is wrong; names the key, what was found and what is accepted.
+            ConfigError: a key or value is wrong; names the key, what was found and what is
+                accepted.
         """
         config, choices = self._options.composed(tuple(overrides))
         return self._resolved(self._checked(config, choices), choices)
@@ -154,7 +175,8 @@ class Composer:
         """Compose the configuration of one point of the search space; the latest points are cached.
 
         Raises:
-            InvalidTrialError: the point cannot be composed, or no training can run its configuration.
+            InvalidTrialError: the point cannot be composed, or no training can run its
+                configuration.
         """
         known = self._composed_points.get((suggestion.key, seed))
         if known is not None:
@@ -178,13 +200,18 @@ class Composer:
         return composed
 
     def split(self, suggestion: Suggestion) -> tuple[dict[str, str], dict[str, Any]]:
-        """A point's options by config group, and its other values by key, as OmegaConf is to hold them.
+        """A point's options by config group, and its other values by key, as OmegaConf is to hold
+        them.
 
-        Values of the command line's sweeps stay as they were typed: ``choice('${oc.env:NAME}',b)`` reads the environment.
+        Values of the command line's sweeps stay as they were typed: ``choice('${oc.env:NAME}',b)``
+        reads the environment.
         """
         groups = {key: value for key, value in suggestion.values.items() if self.is_group(key)}
         others = {key: value for key, value in suggestion.values.items() if key not in groups}
-        return groups, {key: value if key in self.sweeps else as_configured(value) for key, value in others.items()}
+        return groups, {
+            key: value if key in self.sweeps else as_configured(value)
+            for key, value in others.items()
+        }
 
     def is_group(self, key: str) -> bool:
         """Whether a key names a config group, so that its value is the name of an option."""
@@ -205,14 +232,18 @@ class Composer:
         return OmegaConf.select(self._options.composed()[0], key, default=absent) is not absent
 
     def config_yaml(self, config_type: str, *, resolve: bool) -> str:
-        """The composed configuration as YAML: ``job`` for autotune's part, ``hydra`` for Hydra's own part, ``all`` for both."""
+        """The composed configuration as YAML: ``job`` for autotune's part, ``hydra`` for Hydra's
+        own part, ``all`` for both.
+        """
         config = self.files.compose(self.overrides)
         if resolve:
             _ = self.compose()
             OmegaConf.resolve(config)
         hydra_part = OmegaConf.masked_copy(config, "hydra")
         job_part = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-        shown = OmegaConf.to_container({"job": job_part, "hydra": hydra_part, "all": config}[config_type])
+        shown = OmegaConf.to_container(
+            {"job": job_part, "hydra": hydra_part, "all": config}[config_type]
+        )
         return OmegaConf.to_yaml(OmegaConf.create(without_secrets_in(shown)))
 
     @cached_property
@@ -220,7 +251,9 @@ class Composer:
         return self._options.composed()[1]
 
     def _checked_copy(self, groups: Mapping[str, str]) -> tuple[DictConfig, Choices]:
-        """Fresh copy of the configuration with one override a group, of the schema's types, so values set in it are checked."""
+        """Fresh copy of the configuration with one override a group, of the schema's types, so
+        values set in it are checked.
+        """
         options = tuple(groups.values())
         if options not in self._checked_options:
             config, choices = self._options.combined(groups)
@@ -228,13 +261,15 @@ class Composer:
             OmegaConf.set_struct(checked, True)
             self._checked_options[options] = pickle.dumps(checked), choices
         pickled, choices = self._checked_options[options]
-        return pickle.loads(pickled), choices  # noqa: S301  # pickled above; six times as fast as a copy
+        # pickled above; six times as fast as a copy
+        return pickle.loads(pickled), choices  # noqa: S301
 
     def _checked(self, config: DictConfig, choices: Mapping[str, str]) -> DictConfig:
         """The configuration with all values checked against and converted to the schema's types.
 
         Raises:
-            ConfigError: a value does not fit the schema, or a configuration file is written in a way that is not accepted.
+            ConfigError: a value does not fit the schema, or a configuration file is written in a
+                way that is not accepted.
         """
         try:
             _check_how_files_are_written(config, choices)
@@ -259,57 +294,92 @@ class Composer:
         return Composed({str(key): value for key, value in plain.items()}, choices)
 
     def _name_checkpoint(self, technique: dict[str, Any], folder: Path) -> None:
-        """Fill in the file of the source experiment's weights as ``checkpoint``, if a technique names a source."""
+        """Fill in the file of the source experiment's weights as ``checkpoint``, if a technique
+        names a source.
+        """
         name = technique.get("source")
         if name is None:
             return
         if technique.get("checkpoint") is not None:
-            raise ConfigError(f"technique: found source {name} and checkpoint {technique['checkpoint']}, accepted is one of them")
+            raise ConfigError(
+                f"technique: found source {name} and checkpoint {technique['checkpoint']}, accepted"
+                " is one of them"
+            )
         if name not in self.sources:
             self.sources[name] = self._find_source(name, folder)
         technique["checkpoint"] = str(self.sources[name].path)
 
     def _find_source(self, name: str, folder: Path) -> Source:
         if name in self._source_of:
-            raise ConfigError(f"technique.source: {' from '.join([*self._source_of, name])}: an experiment cannot start from itself")
-        inherited = {key: text for text in self.overrides if (key := parse_override(text).key_or_group) in INHERITED_KEYS}
-        allowed = [f"allowed_targets={override_text(list(self.allowed_targets))}"] if self.allowed_targets else []
+            raise ConfigError(
+                f"technique.source: {' from '.join([*self._source_of, name])}: an experiment cannot"
+                " start from itself"
+            )
+        inherited = {
+            key: text
+            for text in self.overrides
+            if (key := parse_override(text).key_or_group) in INHERITED_KEYS
+        }
+        allowed = (
+            [f"allowed_targets={override_text(list(self.allowed_targets))}"]
+            if self.allowed_targets
+            else []
+        )
         config_dirs = [str(folder) for folder in self.config_dirs]
         try:
             source_composer = Composer([f"experiment={name}", *allowed], config_dirs)
-            overrides = [f"experiment={name}", *(text for key, text in inherited.items() if source_composer.has_key(key)), *allowed]
-            config = Composer(overrides, config_dirs, source_of=(*self._source_of, name)).compose().trial
+            overrides = [
+                f"experiment={name}",
+                *(text for key, text in inherited.items() if source_composer.has_key(key)),
+                *allowed,
+            ]
+            config = (
+                Composer(overrides, config_dirs, source_of=(*self._source_of, name)).compose().trial
+            )
         except ConfigError as error:
             raise ConfigError(f"technique.source: {error}") from error
-        arguments = [*overrides, *(part for folder in config_dirs for part in ("--config-dir", folder))]
-        return Source(experiment=name, arguments=tuple(arguments), path=checkpoint_of(name, config, folder))
+        arguments = [
+            *overrides,
+            *(part for folder in config_dirs for part in ("--config-dir", folder)),
+        ]
+        return Source(
+            experiment=name, arguments=tuple(arguments), path=checkpoint_of(name, config, folder)
+        )
 
 
 def _check_how_files_are_written(config: DictConfig, choices: Mapping[str, str]) -> None:
-    """Refuse what Hydra takes from a file without an error, but that does not do what its author meant."""
+    """Refuse what Hydra takes from a file without an error, but that does not do what its author
+    meant.
+    """
     if config.get("allowed_targets"):
         raise ConfigError(
-            f"allowed_targets: found {list(config.allowed_targets)} in a file; it is read from the command line only: "
-            f"add allowed_targets={override_text(list(config.allowed_targets))} if you trust that code"
+            f"allowed_targets: found {list(config.allowed_targets)} in a file; it is read from the"
+            f" command line only: add allowed_targets={override_text(list(config.allowed_targets))}"
+            " if you trust that code"
         )
     for group, option in choices.items():
         found = OmegaConf.select(config, group.replace("/", "."), throw_on_missing=False)
         if isinstance(found, str) and group != "experiment":
             raise ConfigError(
-                f"{group}: found {found!r} in a file where {group}={option} has keys; accepted there is an entry of the defaults list: "
-                f"override /{group}: {found}"
+                f"{group}: found {found!r} in a file where {group}={option} has keys; accepted"
+                f" there is an entry of the defaults list: override /{group}: {found}"
             )
     if "experiment" in config:
-        raise ConfigError(f"experiment={choices['experiment']}: the file's first line must be: # @package _global_")
+        raise ConfigError(
+            f"experiment={choices['experiment']}: the file's first line must be: # @package"
+            " _global_"
+        )
 
 
 def _check_space_paths(entries: Sequence[Any]) -> None:
-    """Refuse files of a search space that an experiment names outside of the working folder and its own folders."""
+    """Refuse files of a search space that an experiment names outside of the working folder and
+    its own folders.
+    """
     for entry in entries:
         if isinstance(entry, str) and (user_path(entry).is_absolute() or ".." in Path(entry).parts):
             raise ConfigError(
-                f"search_space: {entry}: accepted in an experiment's file is a path from here or --config-dir, without ..; "
-                f"on the command line any"
+                f"search_space: {entry}: accepted in an experiment's file is a path from here or"
+                " --config-dir, without ..; on the command line any"
             )
 
 
@@ -321,10 +391,14 @@ def _schema() -> DictConfig:
     return schema
 
 
-def split_overrides(composer: Composer, overrides: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Split the overrides that describe the training into options by config group and values by config key.
+def split_overrides(
+    composer: Composer, overrides: Sequence[str]
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """Split the overrides that describe the training into options by config group and values by
+    config key.
 
-    Overrides on how a study is run are left out, so the rest can be written into an exported experiment.
+    Overrides on how a study is run are left out, so the rest can be written into an exported
+    experiment.
     """
     groups: dict[str, str] = {}
     values: dict[str, Any] = {}
@@ -341,7 +415,9 @@ def split_overrides(composer: Composer, overrides: Sequence[str]) -> tuple[dict[
 
 
 def _plain(override: Override) -> Any:
-    return OmegaConf.to_container(OmegaConf.create({"value": override.value()}))["value"]  # type: ignore[index,call-overload]  # made from a mapping
+    # made from a mapping
+    node = OmegaConf.create({"value": override.value()})
+    return OmegaConf.to_container(node)["value"]  # type: ignore[index,call-overload]
 
 
 def _allowed_targets(overrides: Sequence[Override]) -> tuple[str, ...]:
@@ -351,14 +427,20 @@ def _allowed_targets(overrides: Sequence[Override]) -> tuple[str, ...]:
         if override.key_or_group == "allowed_targets":
             value = override.value()
             found = [value] if isinstance(value, str) else value
-            if not isinstance(found, list) or not all(isinstance(name, str) and name for name in found):
-                raise ConfigError(f"{override.input_line}: accepted is a list of package names, as in allowed_targets=[my_package]")
+            if not isinstance(found, list) or not all(
+                isinstance(name, str) and name for name in found
+            ):
+                raise ConfigError(
+                    f"{override.input_line}: accepted is a list of package names, as in"
+                    " allowed_targets=[my_package]"
+                )
             names += found
     return tuple(names)
 
 
 def _set_value(config: DictConfig, key: str, value: Any) -> None:
     parent, _, name = key.rpartition(".")
-    if parent and OmegaConf.select(config, parent) is None:  # null in the schema: OmegaConf would fail an assertion
+    # null in the schema: OmegaConf would fail an assertion
+    if parent and OmegaConf.select(config, parent) is None:
         raise ConfigError(f"{key}: Key '{name}' is not in struct")
     OmegaConf.update(config, key, value, merge=False)

@@ -1,4 +1,6 @@
-"""The configuration files and search spaces that come with autotune, and the experiments among them and among the user's own."""
+"""The configuration files and search spaces that come with autotune, and the experiments among
+them and among the user's own.
+"""
 
 import re
 import time
@@ -12,32 +14,49 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def shipped_folder(name: str) -> Path:
-    """Path of the folder ``conf`` or ``search_spaces``: inside the package if installed, beside it in a source checkout."""
+    """Path of the folder ``conf`` or ``search_spaces``: inside the package if installed, beside
+    it in a source checkout.
+    """
     installed = _PACKAGE / name
     return installed if installed.is_dir() else _PACKAGE.parent / name
 
 
 def named_files(group: Path) -> list[tuple[str, Path]]:
-    """The files of a config group, each with the name that chooses it: with its folder, if it is in one beneath the group's."""
-    return [(path.relative_to(group).with_suffix("").as_posix(), path) for path in sorted(group.rglob("*.yaml"))]
+    """The files of a config group, each with the name that chooses it: with its folder, if it is
+    in one beneath the group's.
+    """
+    return [
+        (path.relative_to(group).with_suffix("").as_posix(), path)
+        for path in sorted(group.rglob("*.yaml"))
+    ]
 
 
 def experiments(config_dirs: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """Name and purpose (the first line of its comments) of every experiment, the user's own first."""
+    """Name and purpose (the first line of its comments) of every experiment, the user's own
+    first.
+    """
     purposes: dict[str, str] = {}
     for folder in (*map(Path, config_dirs), shipped_folder("conf")):
         for name, path in named_files(folder / "experiment"):
-            comments = (line.lstrip("# ").strip() for line in path.read_text(errors="replace").splitlines() if line.startswith("#"))
-            purposes.setdefault(name, next((line for line in comments if line and "@package" not in line), ""))
+            comments = (
+                line.lstrip("# ").strip()
+                for line in path.read_text(errors="replace").splitlines()
+                if line.startswith("#")
+            )
+            purposes.setdefault(
+                name, next((line for line in comments if line and "@package" not in line), "")
+            )
     return list(purposes.items())
 
 
 def absolute_default(entry: Any, folder: str) -> Any:
-    """An entry of the defaults list of an experiment with its path from the top, which means the same in any file.
+    """An entry of the defaults list of an experiment with its path from the top, which means the
+    same in any file.
 
     Args:
-        folder: where Hydra looks for the entries of that file: in ``experiment`` if the command line chooses the experiment, even one in a
-            folder beneath, and beside the file if another file names it.
+        folder: where Hydra looks for the entries of that file: in ``experiment`` if the command
+            line chooses the experiment, even one in a folder beneath, and beside the file if
+            another file names it.
     """
     if isinstance(entry, dict):
         return {_absolute(str(group), folder): option for group, option in entry.items()}
@@ -50,7 +69,8 @@ def _absolute(text: str, folder: str) -> str:
 
 
 def bases(content: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
-    """Names of the experiments that the file of another has in its defaults list, each with the folder of its own entries.
+    """Names of the experiments that the file of another has in its defaults list, each with the
+    folder of its own entries.
 
     Args:
         content: the file's content.
@@ -59,7 +79,9 @@ def bases(content: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
     found = []
     for entry in content.get("defaults") or []:
         absolute = absolute_default(entry, folder)
-        for group, option in absolute.items() if isinstance(absolute, dict) else [absolute.rpartition("/")[::2]]:
+        for group, option in (
+            absolute.items() if isinstance(absolute, dict) else [absolute.rpartition("/")[::2]]
+        ):
             path = group.rpartition(" ")[2].partition("@")[0].strip("/")
             if path.partition("/")[0] == "experiment":
                 found.append((f"{path}/{str(option).partition('@')[0]}".partition("/")[2], path))
@@ -67,9 +89,13 @@ def bases(content: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
 
 
 def dated_name(what: str) -> str:
-    """Name of a study that was given none, which is that of a folder: what it tunes, and the time."""
+    """Name of a study that was given none, which is that of a folder: what it tunes, and the
+    time.
+    """
     name = re.sub(r"[^\w.-]+", "_", what).lstrip("_.-")
-    return f"{name if re.match(r'[A-Za-z0-9]', name) else f'study_{name}'}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if not re.match(r"[A-Za-z0-9]", name):
+        name = f"study_{name}"
+    return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def experiments_help(config_dirs: Sequence[str] = ()) -> str:

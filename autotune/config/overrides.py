@@ -1,7 +1,9 @@
-"""Values in Hydra's grammar and as OmegaConf holds them, and lists of overrides: ``a=[device=cpu,model.widths=[16,32]]``.
+"""Values in Hydra's grammar and as OmegaConf holds them, and lists of overrides:
+``a=[device=cpu,model.widths=[16,32]]``.
 
-``autotune.space.override_text`` writes a value in Hydra's grammar, and ``read_value`` reads it. The grammar has no ``key=value`` within a
-list, so a list of overrides is split at its own commas, and each element is then parsed as an override.
+``autotune.space.override_text`` writes a value in Hydra's grammar, and ``read_value`` reads it. The
+grammar has no ``key=value`` within a list, so a list of overrides is split at its own commas, and
+each element is then parsed as an override.
 """
 
 import re
@@ -39,14 +41,18 @@ def read_value(text: str) -> Any:
 
 
 def _no_value(text: str) -> ConfigError:
-    return ConfigError(f"{text[:_MAX_SHOWN]!r}: not a value; accepted is a number, true, false, null, a list, or text in quotes")
+    return ConfigError(
+        f"{text[:_MAX_SHOWN]!r}: not a value; accepted is a number, true, false, null, a list, or"
+        " text in quotes"
+    )
 
 
 def as_configured(value: Any) -> Any:
     """Plain data as OmegaConf is to hold it, so that it resolves to the same data.
 
-    ``${`` in a text gets a backslash (and those before it are doubled), since it would begin an interpolation; the text ``???``, which
-    would be a missing value, is what a resolver of autotune's gives.
+    ``${`` in a text gets a backslash (and those before it are doubled), since it would begin an
+    interpolation; the text ``???``, which would be a missing value, is what a resolver of
+    autotune's gives.
     """
     if isinstance(value, str):
         return _MISSING_AS_TEXT if value == _MISSING else re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
@@ -58,7 +64,9 @@ def as_configured(value: Any) -> Any:
 
 
 def without_plain_text(text: str) -> str:
-    """A text as OmegaConf holds it, without what ``as_configured`` wrote: each ``${`` that is left stands for something else."""
+    """A text as OmegaConf holds it, without what ``as_configured`` wrote: each ``${`` that is
+    left stands for something else.
+    """
     return "" if text == _MISSING_AS_TEXT else re.sub(r"(?<!\\)((?:\\\\)*)\\\$\{", r"\1\\ ", text)
 
 
@@ -75,7 +83,8 @@ def parse_override(text: str, where: str = "") -> Override:
     found = f"{where}: {found}" if where else found
     try:
         override = OverridesParser.create().parse_override(text)
-    except (HydraException, ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits
+    # ValueError: a number of thousands of digits
+    except (HydraException, ValueError, RecursionError) as error:
         raise _no_override(found) from error
     if not override.key_or_group:
         raise _no_override(found)
@@ -83,7 +92,10 @@ def parse_override(text: str, where: str = "") -> Override:
 
 
 def _no_override(found: str) -> ConfigError:
-    return ConfigError(f"{found}: not an override; accepted is key=value (quote values with special characters: 'key=\"a b\"')")
+    return ConfigError(
+        f"{found}: not an override; accepted is key=value (quote values with special characters:"
+        " 'key=\"a b\"')"
+    )
 
 
 def read_override_list(text: str, where: str) -> tuple[str, ...]:
@@ -97,7 +109,10 @@ def read_override_list(text: str, where: str) -> tuple[str, ...]:
         ConfigError: the text is no list, or an element is no override.
     """
     stripped = text.strip()
-    accepted = f"accepted is a list of overrides, as in {where}=[device=cpu,optimizer.lr=0.1], or {where}=[]"
+    accepted = (
+        f"accepted is a list of overrides, as in {where}=[device=cpu,optimizer.lr=0.1], or"
+        f" {where}=[]"
+    )
     if not (stripped.startswith("[") and stripped.endswith("]")):
         raise ConfigError(f"{where}: found {text!r}, {accepted}")
     elements = [_unquoted(element.strip()) for element in _split(stripped[1:-1], where)]
@@ -134,7 +149,9 @@ def _split(text: str, where: str) -> Sequence[str]:
         elif character == closing[-1]:
             closing.pop()
         elif character in "]})":
-            raise ConfigError(f"{where}: found {character!r} in {text!r} without its opening bracket")
+            raise ConfigError(
+                f"{where}: found {character!r} in {text!r} without its opening bracket"
+            )
         elif character == "," and len(closing) == 1:
             elements.append(text[start:index])
             start = index + 1

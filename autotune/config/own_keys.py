@@ -1,10 +1,12 @@
-"""Keys that belong to a command, not to the configuration: fields of a dataclass, which OmegaConf reads and ``--help`` lists.
+"""Keys that belong to a command, not to the configuration: fields of a dataclass, which OmegaConf
+reads and ``--help`` lists.
 
 @dataclass(kw_only=True)
 class ProfileKeys:
     num_steps: int = own_key(20, "steps to time, and again to profile", least=1)
 
-own, overrides = read_own_keys(ProfileKeys, ["experiment=cnn", "num_steps=5"])   # own.num_steps == 5
+own, overrides = read_own_keys(ProfileKeys, ["experiment=cnn", "num_steps=5"])
+own.num_steps == 5
 """
 
 import difflib
@@ -19,7 +21,8 @@ from autotune.errors import ConfigError
 Keys = TypeVar("Keys")
 
 _SIMILAR = 0.75
-"""Similarity ratio of ``difflib`` from which an unknown key counts as a misspelling of a known one."""
+"""Similarity ratio of ``difflib`` from which an unknown key counts as a misspelling of a known
+one."""
 _MOST = sys.float_info.max
 """Upper limit of numbers without one of their own: infinity is never accepted."""
 
@@ -42,12 +45,21 @@ def own_key(
         help: what the key does, in a few words.
         name: the key as it is typed; None for the field's name.
         shown: the value that ``--help`` shows; None for the default.
-        accepted: what error messages say is accepted; None for a text made from the type and the limits.
+        accepted: what error messages say is accepted; None for a text made from the type and the
+            limits.
         least: lowest accepted number.
         most: highest accepted number.
         choices: accepted texts; empty accepts any text.
     """
-    metadata = {"help": help, "name": name, "shown": shown, "accepted": accepted, "least": least, "most": most, "choices": choices}
+    metadata = {
+        "help": help,
+        "name": name,
+        "shown": shown,
+        "accepted": accepted,
+        "least": least,
+        "most": most,
+        "choices": choices,
+    }
     if default is ...:
         return field(metadata=metadata)
     if isinstance(default, list):
@@ -59,7 +71,9 @@ def own_keys_help(keys: type[Any]) -> str:
     """List the keys of a command as lines of a help text."""
     rows = [(f"{_name(key)}={_shown(key)}", key.metadata["help"]) for key in fields(keys)]
     width = max(len(usage) for usage, _ in rows)
-    return "\n".join(["keys of this command:", *(f"  {usage:<{width}}  {purpose}" for usage, purpose in rows)])
+    return "\n".join(
+        ["keys of this command:", *(f"  {usage:<{width}}  {purpose}" for usage, purpose in rows)]
+    )
 
 
 def read_own_keys(keys: type[Keys], overrides: Sequence[str]) -> tuple[Keys, tuple[str, ...]]:
@@ -69,9 +83,11 @@ def read_own_keys(keys: type[Keys], overrides: Sequence[str]) -> tuple[Keys, tup
         The command's keys with their values, and all other overrides.
 
     Raises:
-        ConfigError: a key is missing, is given twice, is misspelt, or has a value that is not accepted.
+        ConfigError: a key is missing, is given twice, is misspelt, or has a value that is not
+            accepted.
     """
-    known = {_name(key): key for key in fields(keys)}  # type: ignore[arg-type]  # always a dataclass
+    # always a dataclass
+    known = {_name(key): key for key in fields(keys)}  # type: ignore[arg-type]
     given: dict[str, str] = {}
     others: list[str] = []
     for text in overrides:
@@ -118,7 +134,10 @@ def _shown(key: "Field[Any]") -> str:
 
 
 def _value(keys: type[Any], key: "Field[Any]", text: str) -> Any:
-    """Convert the text of a key's value to the field's type and check it; raises ConfigError if it is not accepted."""
+    """Convert the text of a key's value to the field's type and check it.
+
+    Raises ConfigError if it is not accepted.
+    """
     refusal = ConfigError(f"{_name(key)}: found {text!r}, accepted is {_accepted(key)}")
     value: Any = text
     if key.type is not str:
@@ -129,20 +148,32 @@ def _value(keys: type[Any], key: "Field[Any]", text: str) -> Any:
 
         config = OmegaConf.structured(keys)
         try:
-            config[key.name] = load_yaml(text, _name(key)) if text == "null" or text.startswith("[") else text
+            config[key.name] = (
+                load_yaml(text, _name(key)) if text == "null" or text.startswith("[") else text
+            )
         except (OmegaConfBaseException, ConfigError) as error:
             raise refusal from error
-        value = OmegaConf.to_container(config)[key.name]  # type: ignore[index,call-overload]  # made from a dataclass
+        # made from a dataclass
+        value = OmegaConf.to_container(config)[key.name]  # type: ignore[index,call-overload]
     least, most, choices = (key.metadata[name] for name in ("least", "most", "choices"))
-    numbers = [number for number in (value if isinstance(value, list) else [value]) if isinstance(number, int | float)]
-    is_within = all((-math.inf if least is None else least) <= number <= (_MOST if most is None else most) for number in numbers)
+    numbers = [
+        number
+        for number in (value if isinstance(value, list) else [value])
+        if isinstance(number, int | float)
+    ]
+    is_within = all(
+        (-math.inf if least is None else least) <= number <= (_MOST if most is None else most)
+        for number in numbers
+    )
     if not is_within or (choices and value not in choices):
         raise refusal
     return value
 
 
 def _accepted(key: "Field[Any]") -> str:
-    least, most, choices, accepted = (key.metadata[name] for name in ("least", "most", "choices", "accepted"))
+    least, most, choices, accepted = (
+        key.metadata[name] for name in ("least", "most", "choices", "accepted")
+    )
     if accepted is not None:
         return str(accepted)
     if choices:
@@ -155,11 +186,18 @@ def _accepted(key: "Field[Any]") -> str:
 
 
 def _check_spelling(name: str, known: Sequence[str]) -> None:
-    """Refuse a key that is similar to one of the command's keys and is no key of the configuration."""
+    """Refuse a key that is similar to one of the command's keys and is no key of the
+    configuration.
+    """
     from autotune.config.schema import Config  # noqa: PLC0415  # after --help; imports OmegaConf
 
-    if name.partition(".")[0].partition("/")[0] in {"experiment", *(key.name for key in fields(Config))}:
+    if name.partition(".")[0].partition("/")[0] in {
+        "experiment",
+        *(key.name for key in fields(Config)),
+    }:
         return
-    close = [key for key in known if key == name.lower()] or difflib.get_close_matches(name, known, n=1, cutoff=_SIMILAR)
+    close = [key for key in known if key == name.lower()] or difflib.get_close_matches(
+        name, known, n=1, cutoff=_SIMILAR
+    )
     if close:
         raise ConfigError(f"{name}: no such key (did you mean {close[0]}=...?)")

@@ -1,7 +1,8 @@
 """Schema of the configuration, and the part of the configuration that one training needs.
 
-OmegaConf checks a composed configuration against ``Config``. The arguments of a component of the user's choice (a model, an optimizer) are
-an open mapping, since the component's own signature checks them. ``TrialConfig`` is resolved plain data, which is sent to workers.
+OmegaConf checks a composed configuration against ``Config``. The arguments of a component of the
+user's choice (a model, an optimizer) are an open mapping, since the component's own signature
+checks them. ``TrialConfig`` is resolved plain data, which is sent to workers.
 """
 
 import math
@@ -169,19 +170,33 @@ class Config:
 
 STUDY_KEYS = frozenset(
     {
-        "search_space", "search", "stopping", "objective", "cluster", "tracking", "confirm", "study", "checkpoint",
-        "allowed_targets", "warm_start", "dry_run", "experiment",
+        "search_space",
+        "search",
+        "stopping",
+        "objective",
+        "cluster",
+        "tracking",
+        "confirm",
+        "study",
+        "checkpoint",
+        "allowed_targets",
+        "warm_start",
+        "dry_run",
+        "experiment",
     }
-)  # fmt: skip
+)
 """Top-level keys that say how a study is run: never part of a trial, never searchable."""
 
 FIXED_KEYS = STUDY_KEYS | {"seed", "target", "evaluate_every_samples"}
-"""Top-level keys that are the same for all trials of a study, or set for each by the study itself: never searchable."""
+"""Top-level keys that are the same for all trials of a study, or set for each by the study
+itself: never searchable."""
 
 REUSE_KEY = "_reuse_process_"
-"""Key beside ``_target_`` in ``training``: whether a process may call the function for one trial after another; false if absent."""
+"""Key beside ``_target_`` in ``training``: whether a process may call the function for one trial
+after another; false if absent."""
 COMMAND_KEY = "_command_"
-"""Key beside ``_target_`` in ``training`` that ``autotune.tune`` sets where the function runs a command."""
+"""Key beside ``_target_`` in ``training`` that ``autotune.tune`` sets where the function runs a
+command."""
 _COMMAND = "autotune.script.run"
 """Function that runs a command, for configuration files."""
 
@@ -191,7 +206,8 @@ class TrialConfig:
     """Configuration of one training: resolved plain data.
 
     Raises:
-        ConfigError: no training can run with a value; names the key, what was found and what is accepted.
+        ConfigError: no training can run with a value; names the key, what was found and what is
+            accepted.
     """
 
     model: Mapping[str, Any]
@@ -211,7 +227,8 @@ class TrialConfig:
     batch_size: int
     """Samples per step, over all workers."""
     epochs: float
-    """Length of the schedule in passes over the training split, rounded to the nearest whole step."""
+    """Length of the schedule in passes over the training split, rounded to the nearest whole
+    step."""
     device: str
     seed: int
     evaluate_every_samples: int | None
@@ -222,9 +239,11 @@ class TrialConfig:
     allowed_targets: tuple[str, ...]
     """Packages that ``_target_`` may name besides autotune's own list."""
     max_grad_norm: float | None = None
-    """Limit of the Euclidean norm of all gradients together, to which larger ones are scaled down before each step; None for no limit."""
+    """Limit of the Euclidean norm of all gradients together, to which larger ones are scaled
+    down before each step; None for no limit."""
     evaluation_batch_size: int | None = None
-    """Samples that a worker scores at once; None for the usual number, halved until it fits into memory."""
+    """Samples that a worker scores at once; None for the usual number, halved until it fits into
+    memory."""
 
     def __post_init__(self) -> None:
         _check_at_least("batch_size", self.batch_size, 1)
@@ -242,41 +261,80 @@ class TrialConfig:
         for key, found, accepted in (
             ("device", self.device, ("auto", "cpu", "cuda", "mps", "xpu")),
             ("target.mode", self.target.mode, ("max", "min")),
-            ("precision.autocast_dtype", self.precision.autocast_dtype, (None, "bfloat16", "float16")),
-            ("precision.weights_dtype", self.precision.weights_dtype, ("float32", "bfloat16", "float16")),
-            ("precision.float32_precision", self.precision.float32_precision, (None, "ieee", "tf32")),
-            ("runtime.compile", self.runtime.compile, (None, "default", "reduce-overhead", "max-autotune")),
-            ("runtime.optimizer_kernels", self.runtime.optimizer_kernels, (None, "fused", "foreach", "for_loop")),
+            (
+                "precision.autocast_dtype",
+                self.precision.autocast_dtype,
+                (None, "bfloat16", "float16"),
+            ),
+            (
+                "precision.weights_dtype",
+                self.precision.weights_dtype,
+                ("float32", "bfloat16", "float16"),
+            ),
+            (
+                "precision.float32_precision",
+                self.precision.float32_precision,
+                (None, "ieee", "tf32"),
+            ),
+            (
+                "runtime.compile",
+                self.runtime.compile,
+                (None, "default", "reduce-overhead", "max-autotune"),
+            ),
+            (
+                "runtime.optimizer_kernels",
+                self.runtime.optimizer_kernels,
+                (None, "fused", "foreach", "for_loop"),
+            ),
         ):
             _check_one_of(key, found, accepted)
         if not (0 < self.epochs < math.inf):
             raise ConfigError(f"epochs: found {self.epochs}, accepted is above 0")
         if self.max_grad_norm is not None and not 0 < self.max_grad_norm < math.inf:
-            raise ConfigError(f"max_grad_norm: found {self.max_grad_norm}, accepted is above 0, or null")
+            raise ConfigError(
+                f"max_grad_norm: found {self.max_grad_norm}, accepted is above 0, or null"
+            )
         if not self.target.max_train_seconds > 0:
-            raise ConfigError(f"target.max_train_seconds: found {self.target.max_train_seconds}, accepted is above 0")
+            raise ConfigError(
+                f"target.max_train_seconds: found {self.target.max_train_seconds}, accepted is"
+                " above 0"
+            )
         for name, limits in self.target.constraints.items():
             _check_limits(f"target.constraints.{name}", limits)
             if self.training is None and name != "loss":
-                raise ConfigError(f"target.constraints: found {name}, accepted without a training function of one's own is loss")
+                raise ConfigError(
+                    f"target.constraints: found {name}, accepted without a training function of"
+                    " one's own is loss"
+                )
         self._check_together()
 
     def _check_together(self) -> None:
         """Refuse combinations of settings that exclude each other."""
         if self.training is not None and self.num_workers > 1:
-            raise ConfigError(f"parallelism.num_workers: found {self.num_workers}, accepted with a training function of one's own is 1")
+            raise ConfigError(
+                f"parallelism.num_workers: found {self.num_workers}, accepted with a training"
+                " function of one's own is 1"
+            )
         if self.device in ("mps", "xpu") and self.num_workers > 1:
-            raise ConfigError(f"parallelism.num_workers: found {self.num_workers}, accepted with device={self.device} is 1")
+            raise ConfigError(
+                f"parallelism.num_workers: found {self.num_workers}, accepted with"
+                f" device={self.device} is 1"
+            )
         if self.precision.autocast_dtype is not None and self.precision.weights_dtype != "float32":
-            raise ConfigError("precision.weights_dtype: autocast keeps float32 weights; accepted beside autocast_dtype is float32")
+            raise ConfigError(
+                "precision.weights_dtype: autocast keeps float32 weights; accepted beside"
+                " autocast_dtype is float32"
+            )
         if self.runtime.cuda_graph and self.runtime.compile not in (None, "default"):
             raise ConfigError(
-                f"runtime.cuda_graph: compile={self.runtime.compile} makes graphs of its own; accepted beside true is null or default"
+                f"runtime.cuda_graph: compile={self.runtime.compile} makes graphs of its own;"
+                " accepted beside true is null or default"
             )
         if self.runtime.cuda_graph and self.runtime.activation_checkpointing:
             raise ConfigError(
-                "runtime.activation_checkpointing: found true, accepted beside cuda_graph=true is false: it reads the random state, "
-                "which a graph that is being captured does not let it"
+                "runtime.activation_checkpointing: found true, accepted beside cuda_graph=true is"
+                " false: it reads the random state, which a graph that is being captured does not"
+                " let it"
             )
         micro_batch_size = self.runtime.micro_batch_size
         if (
@@ -285,11 +343,15 @@ class TrialConfig:
             and micro_batch_size < self.batch_size
         ):
             raise ConfigError(
-                f"runtime.micro_batch_size: found {micro_batch_size} of batch_size={self.batch_size}, accepted with "
-                f"compile={self.runtime.compile} is null: its graphs write over gradients that are being added up"
+                f"runtime.micro_batch_size: found {micro_batch_size} of"
+                f" batch_size={self.batch_size}, accepted with compile={self.runtime.compile} is"
+                " null: its graphs write over gradients that are being added up"
             )
         if self.runtime.cuda_graph and self.precision.autocast_dtype == "float16":
-            raise ConfigError("runtime.cuda_graph: a graph cannot hold float16's gradient scaling; accepted beside it is bfloat16 or null")
+            raise ConfigError(
+                "runtime.cuda_graph: a graph cannot hold float16's gradient scaling; accepted"
+                " beside it is bfloat16 or null"
+            )
 
     @property
     def num_workers(self) -> int:
@@ -298,12 +360,15 @@ class TrialConfig:
 
     @property
     def needs_fresh_process(self) -> bool:
-        """Whether no other training may share this one's process: a user's function may leave anything behind there.
+        """Whether no other training may share this one's process: a user's function may leave
+        anything behind there.
 
         A command is a process of its own already.
         """
         training = self.training
-        return training is not None and not (training.get(REUSE_KEY) or training.get(COMMAND_KEY) or training["_target_"] == _COMMAND)
+        return training is not None and not (
+            training.get(REUSE_KEY) or training.get(COMMAND_KEY) or training["_target_"] == _COMMAND
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """The training's configuration as plain nested data, for YAML."""
@@ -311,9 +376,18 @@ class TrialConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Make a training's configuration from a whole resolved one, or from the result of ``as_dict``."""
-        known: dict[str, Any] = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
-        for name, make in (("precision", PrecisionConfig), ("runtime", RuntimeConfig), ("data_path", DataPathConfig), ("target", Target)):
+        """Make a training's configuration from a whole resolved one, or from the result of
+        ``as_dict``.
+        """
+        known: dict[str, Any] = {
+            name: values[name] for name in cls.__dataclass_fields__ if name in values
+        }
+        for name, make in (
+            ("precision", PrecisionConfig),
+            ("runtime", RuntimeConfig),
+            ("data_path", DataPathConfig),
+            ("target", Target),
+        ):
             known[name] = make(**known[name])
         return cls(**{**known, "allowed_targets": tuple(known["allowed_targets"])})
 
@@ -326,8 +400,13 @@ def _check_at_least(key: str, value: Any, least: int) -> None:
 def _check_limits(key: str, limits: Any) -> None:
     numbers = limits.values() if isinstance(limits, Mapping) else ()
     is_known = isinstance(limits, Mapping) and limits and set(limits) <= {"at_most", "at_least"}
-    if not is_known or not all(isinstance(limit, int | float) and math.isfinite(limit) for limit in numbers):
-        raise ConfigError(f"{key}: found {limits}, accepted is at_most, at_least or both, with a number: {{at_most: 20}}")
+    if not is_known or not all(
+        isinstance(limit, int | float) and math.isfinite(limit) for limit in numbers
+    ):
+        raise ConfigError(
+            f"{key}: found {limits}, accepted is at_most, at_least or both, with a number:"
+            " {at_most: 20}"
+        )
 
 
 def _check_one_of(key: str, value: Any, accepted: tuple[Any, ...]) -> None:
@@ -337,9 +416,12 @@ def _check_one_of(key: str, value: Any, accepted: tuple[Any, ...]) -> None:
 
 
 def first_difference(kept: Mapping[str, Any], asked: Mapping[str, Any]) -> str | None:
-    """First key at which a configuration differs from a stored one, with both values, as a text; None if they are equal.
+    """First key at which a configuration differs from a stored one, with both values, as a text.
 
-    A key that is in only one of them is no difference if it is off (null or false): a version of autotune added or removed it.
+    None if they are equal.
+
+    A key that is in only one of them is no difference if it is off (null or false): a version of
+    autotune added or removed it.
     """
     for key in {**kept, **asked}:
         is_in_both = key in kept and key in asked
@@ -348,6 +430,10 @@ def first_difference(kept: Mapping[str, Any], asked: Mapping[str, Any]) -> str |
             inner = first_difference(kept.get(key, {}), asked.get(key, {}))
             if inner is not None:
                 return f"{key}.{inner}"
-        elif one != other and repr(one) != repr(other) and (is_in_both or (other if one is None else one) is not False):
+        elif (
+            one != other
+            and repr(one) != repr(other)
+            and (is_in_both or (other if one is None else one) is not False)
+        ):
             return f"{key}: {one!r} there, {other!r} here"
     return None

@@ -1,8 +1,10 @@
-"""Reads search spaces: files and mappings in the experiment's ``search_space`` list, and sweeps on the command line.
+"""Reads search spaces: files and mappings in the experiment's ``search_space`` list, and sweeps on
+the command line.
 
-Hydra's sweep functions are accepted as domains, so that existing sweeps can be pasted: ``choice(a,b)``, ``interval(1e-4,1e-1)``,
-``range(1,10)`` (its end excluded, as in Hydra), ``int(interval(1,8))`` and ``tag(log, interval(1e-4,1e-1))``. A shipped space is chosen by
-its name, as an option of a group is: ``search_space=[cnn,precision]``.
+Hydra's sweep functions are accepted as domains, so that existing sweeps can be pasted:
+``choice(a,b)``, ``interval(1e-4,1e-1)``, ``range(1,10)`` (its end excluded, as in Hydra),
+``int(interval(1,8))`` and ``tag(log, interval(1e-4,1e-1))``. A shipped space is chosen by its name,
+as an option of a group is: ``search_space=[cnn,precision]``.
 """
 
 import math
@@ -26,10 +28,12 @@ from autotune.yaml_files import read_yaml
 
 
 def read_search_space(entries: Sequence[Any], composer: Composer) -> SearchSpace:
-    """Read an experiment's search space: its ``search_space`` list, in which sweeps of the command line replace domains of the same key.
+    """Read an experiment's search space: its ``search_space`` list, in which sweeps of the command
+    line replace domains of the same key.
 
     Raises:
-        SearchSpaceError: a file, key or domain is wrong; names the file, the key, what was found and what is accepted.
+        SearchSpaceError: a file, key or domain is wrong; names the file, the key, what was found
+            and what is accepted.
     """
     space = SearchSpace()
     for index, entry in enumerate(entries):
@@ -38,35 +42,52 @@ def read_search_space(entries: Sequence[Any], composer: Composer) -> SearchSpace
             mapping = _load(entry, source, composer.config_dirs)
         else:
             mapping, source = entry, f"search_space[{index}]"
-        space = space.merged_with(SearchSpace.from_mapping(_without_sweeps(mapping, source), source))
+        space = space.merged_with(
+            SearchSpace.from_mapping(_without_sweeps(mapping, source), source)
+        )
     if composer.sweeps:
-        sweeps = SearchSpace.from_mapping(_without_sweeps(composer.sweeps, "command line"), "command line")
+        sweeps = SearchSpace.from_mapping(
+            _without_sweeps(composer.sweeps, "command line"), "command line"
+        )
         known = {key for _, key, _ in space.items()}
         added = {key: parameter for key, parameter in sweeps.parameters.items() if key not in known}
-        space = _with_domains(space, sweeps).merged_with(SearchSpace(added, dict.fromkeys(added, "command line")))
+        space = _with_domains(space, sweeps).merged_with(
+            SearchSpace(added, dict.fromkeys(added, "command line"))
+        )
     _check_searchable(space)
     return space
 
 
 def _with_domains(space: SearchSpace, sweeps: SearchSpace) -> SearchSpace:
-    """Replace domains of a space, at any depth, by those of ``sweeps``; the values of a choice open the same subspaces as before."""
+    """Replace domains of a space, at any depth, by those of ``sweeps``.
+
+    The values of a choice open the same subspaces as before.
+    """
     parameters: dict[str, Parameter] = {}
     for key, parameter in space.parameters.items():
         domain = sweeps.parameters.get(key, parameter)
         if isinstance(parameter, Choice) and isinstance(domain, Choice):
-            options = [(value, _with_domains(beneath, sweeps)) for value, beneath in parameter.options]
-            domain = Choice(options=tuple((value, _opened_by(value, options)) for value, _ in domain.options))
+            options = [
+                (value, _with_domains(beneath, sweeps)) for value, beneath in parameter.options
+            ]
+            domain = Choice(
+                options=tuple((value, _opened_by(value, options)) for value, _ in domain.options)
+            )
         parameters[key] = domain
     replaced = {key: sweeps.sources[key] for key in parameters if key in sweeps.parameters}
     return SearchSpace(parameters, {**space.sources, **replaced}, space.gpu_only - set(replaced))
 
 
 def _opened_by(value: Any, options: Sequence[tuple[Any, SearchSpace]]) -> SearchSpace:
-    return next((beneath for option, beneath in options if override_text(option) == override_text(value)), SearchSpace())
+    return next(
+        (beneath for option, beneath in options if override_text(option) == override_text(value)),
+        SearchSpace(),
+    )
 
 
 def check_space(space: SearchSpace, composer: Composer) -> list[tuple[str, Any, Suggestion]]:
-    """Compose a point of every branch of the space, so that none of its keys and values fails later.
+    """Compose a point of every branch of the space, so that none of its keys and values fails
+    later.
 
     Returns:
         The composed points, each with the qualified name and the value of the option that it opens.
@@ -81,14 +102,25 @@ def check_space(space: SearchSpace, composer: Composer) -> list[tuple[str, Any, 
         except InvalidTrialError as error:
             _check_keys_exist(space, point, composer)
             key = name.rpartition("/")[2]
-            opened = "" if not name or str(error).startswith((f"{key}:", f"{key}=")) else f"{name}={value}: "
+            opened = (
+                ""
+                if not name or str(error).startswith((f"{key}:", f"{key}="))
+                else f"{name}={value}: "
+            )
             raise SearchSpaceError(f"{_source(space)}: {opened}{error}") from error
     return probes
 
 
 def _check_keys_exist(space: SearchSpace, point: Suggestion, composer: Composer) -> None:
-    """Raise SearchSpaceError if a point does not compose because a key is missing; it names the key and what exists in its place."""
-    groups = [f"{key}={override_text(value)}" for key, value in point.values.items() if composer.is_group(key)]
+    """Raise SearchSpaceError if a point does not compose because a key is missing.
+
+    It names the key and what exists in its place.
+    """
+    groups = [
+        f"{key}={override_text(value)}"
+        for key, value in point.values.items()
+        if composer.is_group(key)
+    ]
     try:
         plain = composer.compose(groups).plain
     except ConfigError:
@@ -100,7 +132,11 @@ def _check_keys_exist(space: SearchSpace, point: Suggestion, composer: Composer)
             holder = holder.get(part) if isinstance(holder, Mapping) else None
         if composer.is_group(key) or (isinstance(holder, Mapping) and last in holder):
             continue
-        has = f"{parent} has {', '.join(map(str, holder))}" if parent and isinstance(holder, Mapping) else f"there is no {parent or key}"
+        has = (
+            f"{parent} has {', '.join(map(str, holder))}"
+            if parent and isinstance(holder, Mapping)
+            else f"there is no {parent or key}"
+        )
         raise SearchSpaceError(f"{_source(space)}: {key}: no config has this key; {has}")
 
 
@@ -113,24 +149,40 @@ def _check_searchable(space: SearchSpace) -> None:
         root = key.replace("/", ".").split(".")[0]
         if root in FIXED_KEYS:
             raise SearchSpaceError(
-                f"{_source(space)}: {key}: is a setting of the study, the same for all its trials; accepted are keys of a training"
+                f"{_source(space)}: {key}: is a setting of the study, the same for all its trials;"
+                " accepted are keys of a training"
             )
         if not isinstance(parameter, Choice):
             continue
         options = [value for value, _ in parameter.options]
         if any(isinstance(value, Mapping) for value in options):
-            raise SearchSpaceError(f"{_source(space)}: {key}: a choice is a mapping; accepted are scalars and lists")
+            raise SearchSpaceError(
+                f"{_source(space)}: {key}: a choice is a mapping; accepted are scalars and lists"
+            )
         if unwritable := next(
-            (text for text in map(override_text, options) if text[0] == "[" and "{" in text and not _is_value(text)), None
+            (
+                text
+                for text in map(override_text, options)
+                if text[0] == "[" and "{" in text and not _is_value(text)
+            ),
+            None,
         ):
             raise SearchSpaceError(
-                f"{_source(space)}: {key}: found {short(unwritable)}; accepted in a list are mappings whose keys are plain names"
+                f"{_source(space)}: {key}: found {short(unwritable)}; accepted in a list are"
+                " mappings whose keys are plain names"
             )
         _check_without_secrets(space, key, options)
         source = space.sources.get(key, "")
-        is_plain = source.startswith("search_space[") and root == "training"  # what OmegaConf has resolved, for the user's own function
-        if source != "command line" and not is_plain and any("${" in str(value) for value in options):
-            raise SearchSpaceError(f"{_source(space)}: {key}: a choice has ${{ in it; accepted are plain values")
+        # what OmegaConf has resolved, for the user's own function
+        is_plain = source.startswith("search_space[") and root == "training"
+        if (
+            source != "command line"
+            and not is_plain
+            and any("${" in str(value) for value in options)
+        ):
+            raise SearchSpaceError(
+                f"{_source(space)}: {key}: a choice has ${{ in it; accepted are plain values"
+            )
 
 
 def _is_value(text: str) -> bool:
@@ -142,36 +194,53 @@ def _is_value(text: str) -> bool:
 
 
 def _check_without_secrets(space: SearchSpace, key: str, options: Sequence[Any]) -> None:
-    """Raise SearchSpaceError if an option has a secret: options are written to a study's files as they are, to be trained again."""
+    """Raise SearchSpaceError if an option has a secret: options are written to a study's files
+    as they are, to be trained again.
+    """
     for option in options:
         shown = without_secrets_in(option)
         if override_text(shown) != override_text(option):
             raise SearchSpaceError(
-                f"{_source(space)}: {key}: the option {override_text(shown)} has a secret in it; accepted are options without one, or, on "
-                f"the command line, {key}=choice('${{oc.env:NAME}}',...), which reads it from the environment"
+                f"{_source(space)}: {key}: the option {override_text(shown)} has a secret in it;"
+                " accepted are options without one, or, on the command line,"
+                f" {key}=choice('${{oc.env:NAME}}',...), which reads it from the environment"
             )
 
 
 def _load(entry: str, file: str, config_dirs: Sequence[Path]) -> Any:
-    """Content of a search space's file, looked for in the working folder, in and beside --config-dir, and among the shipped spaces."""
+    """Content of a search space's file, looked for in the working folder, in and beside
+    --config-dir, and among the shipped spaces.
+    """
     refuse_url(entry, "search_space", "a file of this machine")
     relative = user_path(file)
     if relative.suffix not in (".yaml", ".yml"):
-        raise SearchSpaceError(f"search_space: {entry}: is no search space; accepted is a file whose name ends with .yaml")
-    folders = [Path(), *config_dirs, *(folder.parent for folder in config_dirs), shipped_folder("search_spaces").parent]
+        raise SearchSpaceError(
+            f"search_space: {entry}: is no search space; accepted is a file whose name ends with"
+            " .yaml"
+        )
+    folders = [
+        Path(),
+        *config_dirs,
+        *(folder.parent for folder in config_dirs),
+        shipped_folder("search_spaces").parent,
+    ]
     path = next((folder / relative for folder in folders if _is_file(folder / relative)), None)
     if path is None:
         shipped = sorted(path.stem for path in shipped_folder("search_spaces").glob("*.yaml"))
         raise SearchSpaceError(
-            f"search_space: {entry}: no such file{did_you_mean(relative.stem, shipped)}; accepted are {', '.join(shipped)}, and a path "
-            f"from here or --config-dir, as in my_spaces/net.yaml"
+            f"search_space: {entry}: no such file{did_you_mean(relative.stem, shipped)}; accepted"
+            f" are {', '.join(shipped)}, and a path from here or --config-dir, as in"
+            " my_spaces/net.yaml"
         )
     try:
         content = read_yaml(path, file) or {}
     except ConfigError as error:
         raise SearchSpaceError(str(error)) from error
     if not isinstance(content, Mapping):
-        raise SearchSpaceError(f"{file}: found a {type(content).__name__}, accepted is a mapping from config key to domain")
+        raise SearchSpaceError(
+            f"{file}: found a {type(content).__name__}, accepted is a mapping from config key to"
+            " domain"
+        )
     return content
 
 
@@ -183,11 +252,16 @@ def _is_file(path: Path) -> bool:
 
 
 def _without_sweeps(mapping: Any, source: str) -> Any:
-    """Replace every domain written as a Hydra sweep, at any depth, by the plain data that ``SearchSpace.from_mapping`` reads."""
+    """Replace every domain written as a Hydra sweep, at any depth, by the plain data that
+    ``SearchSpace.from_mapping`` reads.
+    """
     if not isinstance(mapping, Mapping):
         return mapping
     return {
-        key: _without_sweeps(domain, source) if key == "_gpu_" else _domain(domain, source, str(key)) for key, domain in mapping.items()
+        key: (
+            _without_sweeps(domain, source) if key == "_gpu_" else _domain(domain, source, str(key))
+        )
+        for key, domain in mapping.items()
     }
 
 
@@ -195,15 +269,18 @@ def _domain(domain: Any, source: str, key: str) -> Any:
     if isinstance(domain, str):
         return _parse_sweep(domain, source, key)
     if isinstance(domain, Mapping) and isinstance(domain.get("choices"), Mapping):
-        opened = {value: _without_sweeps(beneath, source) for value, beneath in domain["choices"].items()}
+        opened = {
+            value: _without_sweeps(beneath, source) for value, beneath in domain["choices"].items()
+        }
         return {**domain, "choices": opened}
     return domain
 
 
 def _parse_sweep(text: str, source: str, key: str) -> Any:
     refusal = SearchSpaceError(
-        f"{source}: {key}: found {text!r}, accepted is a list of values, a mapping with type: float, int, power_of_two or choice, "
-        f"or one of choice(a,b), interval(low,high), range(start,stop), tag(log, interval(low,high))"
+        f"{source}: {key}: found {text!r}, accepted is a list of values, a mapping with type:"
+        " float, int, power_of_two or choice, or one of choice(a,b), interval(low,high),"
+        " range(start,stop), tag(log, interval(low,high))"
     )
     try:
         sweep = parse_override(f"key={text}").value()
@@ -213,7 +290,12 @@ def _parse_sweep(text: str, source: str, key: str) -> Any:
         return _unquoted(sweep.list)
     if isinstance(sweep, IntervalSweep) and sweep.start is not None and sweep.end is not None:
         is_int = isinstance(sweep.start, int) and isinstance(sweep.end, int)
-        return {"type": "int" if is_int else "float", "low": sweep.start, "high": sweep.end, "log": "log" in sweep.tags}
+        return {
+            "type": "int" if is_int else "float",
+            "low": sweep.start,
+            "high": sweep.end,
+            "log": "log" in sweep.tags,
+        }
     if isinstance(sweep, RangeSweep) and _are_numbers(sweep.start, sweep.stop, sweep.step):
         return _range(sweep, refusal)
     raise refusal
@@ -221,7 +303,10 @@ def _parse_sweep(text: str, source: str, key: str) -> Any:
 
 def _are_numbers(*values: Any) -> bool:
     """Whether all values are finite numbers; Hydra takes true and false for whole numbers."""
-    return all(isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) for value in values)
+    return all(
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        for value in values
+    )
 
 
 def _unquoted(value: Any) -> Any:
@@ -241,7 +326,11 @@ def _range(sweep: RangeSweep, refusal: SearchSpaceError) -> dict[str, Any]:
         raise refusal from error
     is_int = all(isinstance(number, int) for number in (sweep.start, sweep.stop, sweep.step))
     kind = int if is_int else float
-    settings: dict[str, Any] = {"type": kind.__name__, "low": kind(start), "high": kind(start + (count - 1) * step)}
+    settings: dict[str, Any] = {
+        "type": kind.__name__,
+        "low": kind(start),
+        "high": kind(start + (count - 1) * step),
+    }
     if "log" in sweep.tags:
         settings["log"] = True
     return {**settings, "step": kind(step)} if count > 1 and (step != 1 or not is_int) else settings

@@ -99,14 +99,18 @@ class ComparisonPlan:
 
     @property
     def missing_sources(self) -> tuple[Source, ...]:
-        """Experiments to train first: a side starts from their checkpoints, which do not exist yet."""
+        """Experiments to train first: a side starts from their checkpoints, which do not exist
+        yet.
+        """
         sources = [source for side in self.sides for source in side.composer.missing_sources]
         return tuple(dict.fromkeys(sources))
 
     @property
     def device_lines(self) -> list[str]:
         """What the sides run on, see ``plan.device_lines``; a line each where they differ."""
-        lines = (line for side in self.sides for line in device_lines(side.trial, self.capabilities))
+        lines = (
+            line for side in self.sides for line in device_lines(side.trial, self.capabilities)
+        )
         return list(dict.fromkeys(lines))
 
     def resources(self, config: TrialConfig) -> tuple[int, int]:
@@ -173,7 +177,9 @@ class ComparisonPlan:
         )
 
 
-def compose_sides(common: Sequence[str], overrides: Mapping[str, Sequence[str]], config_dirs: Sequence[str]) -> tuple[Side, ...]:
+def compose_sides(
+    common: Sequence[str], overrides: Mapping[str, Sequence[str]], config_dirs: Sequence[str]
+) -> tuple[Side, ...]:
     """Compose the configurations of all sides and check that they can be compared.
 
     Args:
@@ -183,17 +189,26 @@ def compose_sides(common: Sequence[str], overrides: Mapping[str, Sequence[str]],
     Raises:
         ConfigError: a side cannot be composed, or two cannot be compared; the message names them.
     """
-    sides = [_composed(name, [*common, *each], each, config_dirs) for name, each in overrides.items()]
+    sides = [
+        _composed(name, [*common, *each], each, config_dirs) for name, each in overrides.items()
+    ]
     for one, other in itertools.combinations(sides, 2):
-        if key := next((key for key in _SAME if one.composed.plain[key] != other.composed.plain[key]), None):
+        if key := next(
+            (key for key in _SAME if one.composed.plain[key] != other.composed.plain[key]), None
+        ):
             names = f"{one.name} and {other.name}"
             raise ConfigError(f"{key}: {names} differ in it; set it for both, beside {names}")
         if one.trial == other.trial:
-            raise ConfigError(f"{one.name} and {other.name}: {one.shown} and {other.shown} are the same configuration")
+            raise ConfigError(
+                f"{one.name} and {other.name}: {one.shown} and {other.shown} are the same"
+                " configuration"
+            )
     return tuple(sides)
 
 
-def _composed(name: str, overrides: Sequence[str], own: Sequence[str], config_dirs: Sequence[str]) -> Side:
+def _composed(
+    name: str, overrides: Sequence[str], own: Sequence[str], config_dirs: Sequence[str]
+) -> Side:
     try:
         composer = Composer(overrides, config_dirs)
         composer.refuse_sweeps()
@@ -204,12 +219,14 @@ def _composed(name: str, overrides: Sequence[str], own: Sequence[str], config_di
     return Side(name=name, overrides=tuple(own), composer=composer, composed=composed)
 
 
-def plan_comparison(sides: tuple[Side, ...], *, num_seeds: int, fork_server: ForkServer | None = None) -> ComparisonPlan:
+def plan_comparison(
+    sides: tuple[Side, ...], *, num_seeds: int, fork_server: ForkServer | None = None
+) -> ComparisonPlan:
     """Plan the runs of the sides and check the settings and machines that they need.
 
     Args:
-        fork_server: what finds out what this machine has, in place of this process, which would then
-            hold memory of its GPU.
+        fork_server: what finds out what this machine has, in place of this process, which would
+            then hold memory of its GPU.
 
     Raises:
         AutotuneError: these machines cannot run a side, or a setting has a value that is refused.
@@ -225,7 +242,9 @@ def plan_comparison(sides: tuple[Side, ...], *, num_seeds: int, fork_server: For
     folder = (Path(config.study.folder) / name).absolute()
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"study.name: {folder} holds files already; give another name, or none")
-    objective = call(build_partial(config.objective, trial.allowed_targets, "objective"), "objective")
+    objective = call(
+        build_partial(config.objective, trial.allowed_targets, "objective"), "objective"
+    )
     check_measured(objective, [capabilities.device_of(side.trial) for side in sides])
     return ComparisonPlan(
         name=name,
@@ -237,7 +256,9 @@ def plan_comparison(sides: tuple[Side, ...], *, num_seeds: int, fork_server: For
     )
 
 
-def check_comparison(plan: ComparisonPlan, say: Callable[[str], None], fork_server: ForkServer | None) -> None:
+def check_comparison(
+    plan: ComparisonPlan, say: Callable[[str], None], fork_server: ForkServer | None
+) -> None:
     """Train the checkpoints that sides start from, then make the components of every side once.
 
     Args:
@@ -245,7 +266,8 @@ def check_comparison(plan: ComparisonPlan, say: Callable[[str], None], fork_serv
         fork_server: what makes the components, in place of this process.
 
     Raises:
-        AutotuneError: a component cannot be made, data is missing, or a checkpoint cannot be trained.
+        AutotuneError: a component cannot be made, data is missing, or a checkpoint cannot be
+            trained.
     """
     check = check_in_this_process if fork_server is None else fork_server.check
     for side in plan.sides:
@@ -311,8 +333,11 @@ def run_comparison(
 
     with interruptible() as interrupt, _opened(plan, comparison, console) as tracker:
         with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C ends the runs at once
-            _make_runs(plan, comparison, tracker, interrupt, write, code_folders, console, fork_server)
-        from autotune.reporting.comparison_charts import comparison_charts  # noqa: PLC0415  # Plotly
+            _make_runs(
+                plan, comparison, tracker, interrupt, write, code_folders, console, fork_server
+            )
+        # Plotly
+        from autotune.reporting.comparison_charts import comparison_charts  # noqa: PLC0415
         from autotune.reporting.drawing import write_charts  # noqa: PLC0415  # Plotly
 
         figures = write_charts(plan.folder / "figures", comparison_charts(comparison))
@@ -348,7 +373,9 @@ def _make_runs(
     console: Console,
     fork_server: ForkServer | None,
 ) -> None:
-    """Make the runs of all sides in turns, and add each to the comparison as soon as it has ended."""
+    """Make the runs of all sides in turns, and add each to the comparison as soon as it has
+    ended.
+    """
     connection = RayConnection(plan.config.cluster)
     with contextlib.closing(connection), contextlib.ExitStack() as stack:
         with console.status("starting Ray"):
@@ -424,15 +451,21 @@ def check_failures(side: ComparedSide, max_errors_in_a_row: int) -> None:
 
 
 @contextlib.contextmanager
-def _opened(plan: ComparisonPlan, comparison: Comparison, console: Console) -> Iterator[TrackerWriter]:
-    """Lock the plan's folder and open its tracker, which is closed if the context ends by an error."""
+def _opened(
+    plan: ComparisonPlan, comparison: Comparison, console: Console
+) -> Iterator[TrackerWriter]:
+    """Lock the plan's folder and open its tracker, which is closed if the context ends by an
+    error.
+    """
     with sole_user(plan.folder), log_file(plan.folder / "autotune.log"):
         tracker = TrackerWriter(
             plan.config.tracking,
             plan.sides[0].trial.allowed_targets,
             make_info=partial(_tracker_info, plan),
             ended=partial(_ended_runs, plan, comparison),
-            say=lambda line: console.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True),
+            say=lambda line: console.print(
+                without_secrets(line), markup=False, highlight=False, soft_wrap=True
+            ),
         )
         try:
             yield tracker

@@ -1,7 +1,9 @@
-"""Confirmation: the best configurations and the baseline are run again on fresh seeds, in fresh processes, in turns.
+"""Confirmation: the best configurations and the baseline are run again on fresh seeds, in fresh
+processes, in turns.
 
-A search trial's own time is never the claimed result: the best of many equal configurations looks faster than it is. The race
-(``autotune.race``) decides which configuration runs next, which one is chosen, and which runs its claim is based on.
+A search trial's own time is never the claimed result: the best of many equal configurations looks
+faster than it is. The race (``autotune.race``) decides which configuration runs next, which one is
+chosen, and which runs its claim is based on.
 """
 
 import math
@@ -29,8 +31,8 @@ class PlannedRace:
     """A race as a study's storage keeps it: everything that determines its course but its runs."""
 
     num_trials: int
-    """Number of trials that had ended when the race was planned; a search that has gone on since then
-    needs a new race."""
+    """Number of trials that had ended when the race was planned; a search that has gone on since
+    then needs a new race."""
     first_round: int
     """Number of the race's first round within the study; each race of a study has rounds, and so
     seeds, of its own."""
@@ -58,7 +60,9 @@ class PlannedRace:
         }
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any], baseline: Suggestion, results: Mapping[int, TrialResult]) -> "PlannedRace":
+    def from_dict(
+        cls, fields: Mapping[str, Any], baseline: Suggestion, results: Mapping[int, TrialResult]
+    ) -> "PlannedRace":
         """Restore a race from what ``as_dict`` returned."""
         arms: list[Arm] = []
         for kept in fields["entrants"]:
@@ -83,7 +87,9 @@ class PlannedRace:
     def standing(self, runs: Runs, limits: RaceLimits, objective: Objective) -> Standing:
         """State of the race after the study's confirmation runs so far; its rounds count from 0."""
         known = {
-            (trial, number - self.first_round): run_score(run, objective)._replace(seconds=_budget_seconds(run))
+            (trial, number - self.first_round): (
+                run_score(run, objective)._replace(seconds=_budget_seconds(run))
+            )
             for (trial, number), run in self.runs(runs).items()
         }
         return standing(self.arms[0], self.arms[1:], limits, known)
@@ -103,11 +109,14 @@ class Confirmation:
     chosen: Arm | None
     """The candidate that won the race; None if no candidate has won."""
     best: Arm | None
-    """The arm to export: the chosen arm, or the baseline if that is better; None if no run of either reached the target."""
+    """The arm to export: the chosen arm, or the baseline if that is better; None if no run of
+    either reached the target."""
     speed_up: Ratio | None
-    """The baseline's expected score over the chosen arm's, from runs that had no part in choosing it; None if neither reached."""
+    """The baseline's expected score over the chosen arm's, from runs that had no part in
+    choosing it; None if neither reached."""
     scores: Mapping[int, ArmScores]
-    """Scores of each arm, by its trial number; for the baseline and the chosen arm only of the runs that the claim is based on."""
+    """Scores of each arm, by its trial number; for the baseline and the chosen arm only of the
+    runs that the claim is based on."""
     reasons: Mapping[int, str] = field(default_factory=dict)
     """Why candidates left the race or were not exported, by trial number."""
 
@@ -130,7 +139,10 @@ def plan_race(
     """Plan a race of the baseline and the distinct configurations with the best expected scores."""
     first = results.get(baseline_trial)
     first_build_seconds = first.last.build_seconds if first is not None and first.last else 0.0
-    run_seconds = {number: max(_fresh_seconds(result, first_build_seconds), _MIN_RUN_SECONDS) for number, result in results.items()}
+    run_seconds = {
+        number: max(_fresh_seconds(result, first_build_seconds), _MIN_RUN_SECONDS)
+        for number, result in results.items()
+    }
     best_first = sorted(expected_scores, key=expected_scores.__getitem__)
     fallback = run_seconds.get(min(expected_scores, default=baseline_trial), _MIN_RUN_SECONDS)
     arms = [
@@ -148,7 +160,11 @@ def plan_race(
         raced_keys.add(Suggestion(first.values).key)
     for number in best_first:
         suggestion = Suggestion(results[number].values)
-        if len(arms) <= num_candidates and number != baseline_trial and suggestion.key not in raced_keys:
+        if (
+            len(arms) <= num_candidates
+            and number != baseline_trial
+            and suggestion.key not in raced_keys
+        ):
             raced_keys.add(suggestion.key)
             arms.append(
                 Arm(
@@ -172,7 +188,9 @@ def confirmation_seed(study_seed: int, number: int) -> int:
     return derived_seed(study_seed, f"confirm {number}")
 
 
-def conclude(race: PlannedRace, runs: Runs, limits: RaceLimits, objective: Objective) -> Confirmation:
+def conclude(
+    race: PlannedRace, runs: Runs, limits: RaceLimits, objective: Objective
+) -> Confirmation:
     """The result of a race that is finished or was interrupted."""
     now, runs = race.standing(runs, limits, objective), race.runs(runs)
     claim_rounds = [number + race.first_round for number in now.claim_rounds]
@@ -198,7 +216,9 @@ def conclude(race: PlannedRace, runs: Runs, limits: RaceLimits, objective: Objec
             for number in claim_rounds
             if {(baseline.trial, number), (chosen.trial, number)} <= runs.keys()
         ]
-        speed_up = ratio_of_expected_scores([one for one, _ in pairs], [other for _, other in pairs])
+        speed_up = ratio_of_expected_scores(
+            [one for one, _ in pairs], [other for _, other in pairs]
+        )
         of_chosen = scores[chosen.trial]
         rate = of_chosen.num_reached / of_chosen.num_runs if of_chosen.runs else 1.0
         if rate < limits.min_reach_rate and not now.pending:
@@ -236,8 +256,9 @@ def _fresh_seconds(trial: TrialResult, first_build_seconds: float) -> float:
     """Seconds that a run of a trial's configuration is expected to take from the budget.
 
     Args:
-        first_build_seconds: what the baseline's trial took to build, as the first one of its process:
-            a later one found the GPU warm. A trial's wall seconds would include its pauses.
+        first_build_seconds: what the baseline's trial took to build, as the first one of its
+            process: a later one found the GPU warm. A trial's wall seconds would include its
+            pauses.
     """
     if trial.last is None or not _is_on_gpu(trial):
         return _train_seconds(trial)

@@ -1,15 +1,19 @@
-"""The fork server: a process that has imported everything trainings need, has never trained, and forks a process for each client.
+"""The fork server: a process that has imported everything trainings need, has never trained, and
+forks a process for each client.
 
-A new Python process takes seconds to import torch; a forked one begins at once, and shares with its parent only what imports leave.
-The fork server itself is started by ``exec``, not forked from the driver or Ray worker that owns it: it has none of their threads and no
-CUDA context, which is why its children may train on a GPU.
+A new Python process takes seconds to import torch; a forked one begins at once, and shares with its
+parent only what imports leave. The fork server itself is started by ``exec``, not forked from the
+driver or Ray worker that owns it: it has none of their threads and no CUDA context, which is why
+its children may train on a GPU.
 
-A client gets a process by connecting to the fork server's address: the forked process answers on that connection, and the fork server
-reports there how the process ended. A forked process is ended when its connection closes, or by the kernel when the fork server ends;
-the processes that it has started end with it, as one process group. The fork server ends when its owner is gone, however that ended.
+A client gets a process by connecting to the fork server's address: the forked process answers on
+that connection, and the fork server reports there how the process ended. A forked process is ended
+when its connection closes, or by the kernel when the fork server ends; the processes that it has
+started end with it, as one process group. The fork server ends when its owner is gone, however that
+ended.
 
-What a user's training function imports from libraries, the fork server imports too, once a process has told it, and before it forks the
-next one: that one then need not.
+What a user's training function imports from libraries, the fork server imports too, once a process
+has told it, and before it forks the next one: that one then need not.
 """
 
 import contextlib
@@ -40,13 +44,24 @@ from autotune.execution.death import LOW_ON_MEMORY, SERVER_ENDED, num_killed_for
 from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, report_of_death
 from autotune.execution.watch import is_left
 from autotune.files import replace_file
-from autotune.training.capabilities import Capabilities, visible_devices, visible_devices_environment
-from autotune.training.preload import fork_fault, imported_libraries, one_blas_thread, preload, usual_blas_threads
+from autotune.training.capabilities import (
+    Capabilities,
+    visible_devices,
+    visible_devices_environment,
+)
+from autotune.training.preload import (
+    fork_fault,
+    imported_libraries,
+    one_blas_thread,
+    preload,
+    usual_blas_threads,
+)
 
 POLL_SECONDS = 0.2
 """Seconds between two looks for an interrupt while waiting for a training."""
 _END_SECONDS = 10.0
-"""Seconds that a process may take to end after its training, or a fork server to end its processes; then it is killed."""
+"""Seconds that a process may take to end after its training, or a fork server to end its
+processes; then it is killed."""
 _MAIN = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[3])
@@ -59,31 +74,40 @@ _NOTES = "libraries-*.json"
 _IMPORT_SECONDS = 120.0
 """Longest wait for a process that tries to import them."""
 CAN_FORK = sys.platform == "linux"
-"""Whether fork servers work on this system: outside Linux torch does not survive a fork, and no process can be tied to its parent."""
+"""Whether fork servers work on this system: outside Linux torch does not survive a fork, and no
+process can be tied to its parent."""
 
 _MAX_FOLDER_BYTES = 70
-"""Longest path of a temporary folder in which a socket is made: Linux takes 107 bytes as a socket's path."""
+"""Longest path of a temporary folder in which a socket is made: Linux takes 107 bytes as a
+socket's path."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Died:
-    """Sent in place of a training's last report if its process ended before it reported how the training ended."""
+    """Sent in place of a training's last report if its process ended before it reported how the
+    training ended.
+    """
 
     reason: str
     """How the process ended, such as by which signal."""
 
 
 def _new_address() -> Path:
-    """Path of a socket in a temporary folder that is not there yet; in ``/tmp`` where the path in another would be too long."""
+    """Path of a socket in a temporary folder that is not there yet.
+
+    In ``/tmp`` where the path in another would be too long.
+    """
     temporary = tempfile.gettempdir()
     is_short = len(os.fsencode(temporary)) <= _MAX_FOLDER_BYTES
-    return Path(temporary if is_short else "/tmp", f"autotune-{secrets.token_hex(8)}", "fork_server")  # noqa: S108  # a name that is taken is refused
+    folder = temporary if is_short else "/tmp"  # noqa: S108  # a name that is taken is refused
+    return Path(folder, f"autotune-{secrets.token_hex(8)}", "fork_server")
 
 
 class ForkServer:
     """A fork server, as seen by the process that starts and owns it.
 
-    The fork server's process is started at once and imports in the background; ``fault`` waits until it is ready.
+    The fork server's process is started at once and imports in the background; ``fault`` waits
+    until it is ready.
 
     Args:
         is_quiet: discard what the fork server and its forked processes print.
@@ -91,12 +115,19 @@ class ForkServer:
 
     def __init__(self, *, is_quiet: bool = False) -> None:
         self.address = str(_new_address())
-        """Path of the socket that processes on this machine connect to for a forked process, see ``ForkedProcess``; it is there when
-        ``fault`` has returned."""
+        """Path of the socket that processes on this machine connect to for a forked process, see
+        ``ForkedProcess``; it is there when ``fault`` has returned."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and code
-                [sys.executable, "-c", _MAIN, str(theirs.fileno()), self.address, json.dumps(sys.path)],
+                [
+                    sys.executable,
+                    "-c",
+                    _MAIN,
+                    str(theirs.fileno()),
+                    self.address,
+                    json.dumps(sys.path),
+                ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL if is_quiet else None,
@@ -106,13 +137,17 @@ class ForkServer:
             )
         self._connection = Connection(ours.detach())
         self._asking = threading.RLock()
-        """Held by the one thread at a time that asks the fork server's process: trainings side by side have a thread each."""
+        """Held by the one thread at a time that asks the fork server's process: trainings side
+        by side have a thread each."""
         self._is_ready = False
         self._fault: str | None = None
         self._checks: ForkedProcess | None = None
 
     def fault(self, interrupt: Callable[[], bool] = lambda: False) -> str | None:
-        """Wait until the fork server is ready and return why it cannot fork; None if it can, or once ``interrupt`` returns true."""
+        """Wait until the fork server is ready and return why it cannot fork.
+
+        None if it can, or once ``interrupt`` returns true.
+        """
         if self._is_ready and self._process.poll() is not None:
             return f"it {_ended_by(self._process.returncode)}"
         with self._asking:
@@ -126,14 +161,21 @@ class ForkServer:
             return self._fault
 
     def train(
-        self, task: TrialTask, interrupt: Callable[[], bool] = lambda: False, *, devices: Sequence[str] | None = None
+        self,
+        task: TrialTask,
+        interrupt: Callable[[], bool] = lambda: False,
+        *,
+        devices: Sequence[str] | None = None,
     ) -> Iterator[WorkerReport | Died]:
-        """Train a task in a forked process and yield its reports; the last report, or ``Died``, comes when the process is gone.
+        """Train a task in a forked process and yield its reports.
+
+        The last report, or ``Died``, comes when the process is gone.
 
         Once ``interrupt`` returns true, the process is ended and no further report comes.
 
         Args:
-            devices: ids of the GPUs that the process sees; None for as many as the task takes of those that this process sees.
+            devices: ids of the GPUs that the process sees; None for as many as the task takes of
+                those that this process sees.
         """
         try:
             if self.fault(interrupt) is None and not self._is_ready:
@@ -146,7 +188,8 @@ class ForkServer:
             yield from process.train(task, interrupt)
 
     def capabilities(self) -> Capabilities:
-        """Capabilities of this machine, found out in a forked process where possible: the driver then need not import torch.
+        """Capabilities of this machine, found out in a forked process where possible: the driver
+        then need not import torch.
 
         Raises:
             ConfigError: the forked process ended.
@@ -175,10 +218,12 @@ class ForkServer:
         return answer
 
     def check(self, config: TrialConfig) -> None:
-        """Run ``training.run.check_training``, in a forked process where possible: the driver then need not import what trainings import.
+        """Run ``training.run.check_training``, in a forked process where possible: the driver then
+        need not import what trainings import.
 
         Raises:
-            ConfigError: a component is not allowed, not there, or refuses its values; or the forked process ended.
+            ConfigError: a component is not allowed, not there, or refuses its values; or the forked
+                process ended.
             DataError: the data set is missing, unreadable or of the wrong form.
         """
         if self.fault() is not None:
@@ -219,16 +264,25 @@ class ForkedProcess:
         """Whether the process has ended by itself."""
 
     def close(self) -> None:
-        """End the process, and the training that it still runs, and wait until it is gone with all that it held on a device."""
+        """End the process, and the training that it still runs, and wait until it is gone with
+        all that it held on a device.
+        """
         with contextlib.suppress(EOFError, OSError):
             with socket.socket(fileno=os.dup(self._connection.fileno())) as half:
                 half.shutdown(socket.SHUT_WR)
-            while self._connection.poll(_END_SECONDS) and not isinstance(self._connection.recv(), Died):
+            while self._connection.poll(_END_SECONDS) and not isinstance(
+                self._connection.recv(), Died
+            ):
                 pass  # a message that was on its way
         self._connection.close()
 
-    def train(self, task: TrialTask, interrupt: Callable[[], bool]) -> Iterator[WorkerReport | Died]:
-        """Train a task as ``ForkServer.train`` does; the process ends with it and trains nothing else."""
+    def train(
+        self, task: TrialTask, interrupt: Callable[[], bool]
+    ) -> Iterator[WorkerReport | Died]:
+        """Train a task as ``ForkServer.train`` does.
+
+        The process ends with it and trains nothing else.
+        """
         last: WorkerReport | None = None
         try:
             self._connection.send(("train", task))
@@ -253,7 +307,8 @@ class ForkedProcess:
             yield last
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of ``_Trials`` in the process and return its result, or ``Died`` if the process ended.
+        """Call a method of ``_Trials`` in the process and return its result, or ``Died`` if the
+        process ended.
 
         Raises:
             Exception: what the method raised.
@@ -277,7 +332,10 @@ class ForkedProcess:
 
 
 class ForkedRun:
-    """One training in a forked process, with the interface of ``TaskRun``; the process may run further trainings afterwards."""
+    """One training in a forked process, with the interface of ``TaskRun``.
+
+    The process may run further trainings afterwards.
+    """
 
     num_workers = 1
 
@@ -287,14 +345,20 @@ class ForkedRun:
         self._process.call("begin", task)
 
     def next_report(self) -> WorkerReport:
-        """Train to the next evaluation or to the training's end; if the process died, the report says so."""
+        """Train to the next evaluation or to the training's end.
+
+        If the process died, the report says so.
+        """
         report: WorkerReport | Died = self._process.call("next_report")
         if isinstance(report, Died):
-            return report_of_death(self._task, seconds=time.time() - self._began_at, reason=report.reason)
+            return report_of_death(
+                self._task, seconds=time.time() - self._began_at, reason=report.reason
+            )
         return report
 
     def keep(self) -> None:
-        """Write the training's state to the task's state folder, for another process to continue from.
+        """Write the training's state to the task's state folder, for another process to continue
+        from.
 
         Raises:
             DataError: the state cannot be written.
@@ -306,16 +370,27 @@ class ForkedRun:
         self._process.call("close")
 
 
-def started_fork_server(cluster: ClusterConfig, *, is_wanted: bool = True) -> contextlib.AbstractContextManager[ForkServer | None]:
-    """Start a driver's fork server, which imports what trainings need meanwhile; None if they run elsewhere, or this system cannot fork."""
-    return contextlib.closing(ForkServer(is_quiet=True)) if is_wanted and CAN_FORK and cluster.is_local else contextlib.nullcontext()
+def started_fork_server(
+    cluster: ClusterConfig, *, is_wanted: bool = True
+) -> contextlib.AbstractContextManager[ForkServer | None]:
+    """Start a driver's fork server, which imports what trainings need meanwhile.
+
+    None if they run elsewhere, or this system cannot fork.
+    """
+    return (
+        contextlib.closing(ForkServer(is_quiet=True))
+        if is_wanted and CAN_FORK and cluster.is_local
+        else contextlib.nullcontext()
+    )
 
 
 def resource_environment(task: TrialTask, devices: Sequence[str] | None = None) -> dict[str, str]:
-    """Environment variables as Ray sets them for an actor of the task's size: its GPUs, and as many OpenMP threads as CPUs.
+    """Environment variables as Ray sets them for an actor of the task's size: its GPUs, and as many
+    OpenMP threads as CPUs.
 
     Args:
-        devices: ids of the GPUs; None for the first of those that this process sees, in a Ray worker those that Ray gave it.
+        devices: ids of the GPUs; None for the first of those that this process sees, in a Ray
+            worker those that Ray gave it.
     """
     gpus = visible_devices(task.num_gpus) if devices is None else devices
     share = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(task.num_cpus))}
@@ -323,10 +398,12 @@ def resource_environment(task: TrialTask, devices: Sequence[str] | None = None) 
 
 
 def serve(owner: Connection, address: str) -> None:
-    """Run the fork server in this process: fork a process for each connection to its socket, until the owner's connection closes.
+    """Run the fork server in this process: fork a process for each connection to its socket, until
+    the owner's connection closes.
 
-    Once everything is imported, the owner is sent the reason why this process cannot be forked, or None if it can. The socket's folder is
-    made and deleted here: an owner that was killed would not delete it.
+    Once everything is imported, the owner is sent the reason why this process cannot be forked, or
+    None if it can. The socket's folder is made and deleted here: an owner that was killed would not
+    delete it.
 
     Args:
         address: path of the socket; its folder is made here, and no other user may open it.
@@ -375,7 +452,8 @@ class _Children:
         self._tried = set(sys.modules)
         """Names of modules that are imported, or could not be."""
         self._children: dict[int, _Child] = {}
-        """Each child twice, by both of its file descriptors: that of its connection and its pidfd."""
+        """Each child twice, by both of its file descriptors: that of its connection and its
+        pidfd."""
         self._poll = select.poll()
         self._poll.register(owner.fileno(), select.POLLIN)
         self._poll.register(listener.fileno(), select.POLLIN)
@@ -398,15 +476,23 @@ class _Children:
                 _kill(child.process)
 
     def _import_libraries(self) -> None:
-        """Import what trainings have noted, unless a process that tries it could then not be forked: libraries may start threads."""
+        """Import what trainings have noted, unless a process that tries it could then not be
+        forked: libraries may start threads.
+        """
         names: dict[str, None] = {}
         for note in self._notes.glob(_NOTES):
-            names |= dict.fromkeys(name for name in json.loads(note.read_text(encoding="utf-8")) if name not in self._tried)
+            names |= dict.fromkeys(
+                name
+                for name in json.loads(note.read_text(encoding="utf-8"))
+                if name not in self._tried
+            )
             note.unlink()
         if not names:
             return
         self._tried |= names.keys()
-        attempt = multiprocessing.get_context("fork").Process(target=_try_to_import, args=([*names], os.getpid()))
+        attempt = multiprocessing.get_context("fork").Process(
+            target=_try_to_import, args=([*names], os.getpid())
+        )
         attempt.start()
         attempt.join(_IMPORT_SECONDS)
         if attempt.exitcode == 0:
@@ -417,26 +503,40 @@ class _Children:
     def _fork(self) -> None:
         self._import_libraries()
         connection = Connection(self._listener.accept()[0].detach())
-        others = [self._owner, self._listener, *(child.connection for child in self._children.values())]
+        others = [
+            self._owner,
+            self._listener,
+            *(child.connection for child in self._children.values()),
+        ]
         arguments = (connection, others, os.getpid(), self._notes)
-        process = multiprocessing.get_context("fork").Process(target=_serve_trainings, args=arguments)
+        process = multiprocessing.get_context("fork").Process(
+            target=_serve_trainings, args=arguments
+        )
         process.start()
         assert process.pid is not None, "it was started"
         _lead_a_group(process.pid)
         child = _Child(process=process, connection=connection, gone=os.pidfd_open(process.pid))
         self._children |= {connection.fileno(): child, child.gone: child}
-        self._poll.register(connection.fileno(), select.POLLRDHUP)  # only its end: messages there are for the child
+        # only its end: messages there are for the child
+        self._poll.register(connection.fileno(), select.POLLRDHUP)
         self._poll.register(child.gone, select.POLLIN)
 
     def _end(self, child: _Child, *, is_gone: bool) -> None:
-        """Clean up after a child that has ended, or kill one whose client has closed the connection."""
+        """Clean up after a child that has ended, or kill one whose client has closed the
+        connection.
+        """
         _kill(child.process)  # and the processes that it has started
         if not is_gone:
             self._poll.unregister(child.connection.fileno())
             return
         child.process.join()
-        is_for_memory = child.process.exitcode == -signal.SIGKILL and num_killed_for_memory() > child.num_killed
-        reason = f"the worker died: it {_ended_by(child.process.exitcode)}{LOW_ON_MEMORY if is_for_memory else ''}"
+        is_for_memory = (
+            child.process.exitcode == -signal.SIGKILL and num_killed_for_memory() > child.num_killed
+        )
+        reason = (
+            "the worker died: it"
+            f" {_ended_by(child.process.exitcode)}{LOW_ON_MEMORY if is_for_memory else ''}"
+        )
         with contextlib.suppress(OSError):
             child.connection.send(Died(reason=reason))
         for fd in (child.connection.fileno(), child.gone):
@@ -455,8 +555,13 @@ def _try_to_import(names: Sequence[str], parent: int) -> None:
     os._exit(0 if fork_fault() is None else 1)
 
 
-def _serve_trainings(connection: Connection, others: list[Connection | socket.socket], parent: int, notes: Path) -> None:
-    """Carry out the requests on a connection; runs in the process that was forked for that connection."""
+def _serve_trainings(
+    connection: Connection, others: list[Connection | socket.socket], parent: int, notes: Path
+) -> None:
+    """Carry out the requests on a connection.
+
+    Runs in the process that was forked for that connection.
+    """
     _lead_a_group(0)
     _die_with(parent)
     for other in others:
@@ -497,19 +602,25 @@ def machine_in_this_process() -> dict[str, Any]:
 
 
 def check_in_this_process(config: TrialConfig) -> None:
-    """Run ``training.run.check_training`` in this process, which then imports what trainings import."""
+    """Run ``training.run.check_training`` in this process, which then imports what trainings
+    import.
+    """
     from autotune.training.run import check_training  # noqa: PLC0415  # imports torch
 
     check_training(config)
 
 
 class _Trials:
-    """The trainings of a forked process, one after another; its methods are called by ``ForkedProcess.call``."""
+    """The trainings of a forked process, one after another.
+
+    Its methods are called by ``ForkedProcess.call``.
+    """
 
     def __init__(self, notes: Path) -> None:
         self._run: TaskRun | None = None
         self._note: Path | None = notes / _NOTES.replace("*", str(os.getpid()))
-        """File for the names of the libraries that a training function imports; None once it is written."""
+        """File for the names of the libraries that a training function imports; None once it is
+        written."""
         self._imported = frozenset(sys.modules)
         self._is_own = False
         """Whether the training is a function of the user's own."""
@@ -566,7 +677,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _lead_a_group(process: int) -> None:
-    """Make a process the leader of a group that its children will join; called in the process and in its parent, in either order."""
+    """Make a process the leader of a group that its children will join.
+
+    Called in the process and in its parent, in either order.
+    """
     with contextlib.suppress(OSError):
         os.setpgid(process, process)
 
@@ -579,7 +693,9 @@ def _kill(process: BaseProcess) -> None:
 
 
 def _ended_by(exit_code: int | None) -> str:
-    """Describe how a process ended by its exit code, which Python gives as a negative signal number if a signal ended the process."""
+    """Describe how a process ended by its exit code, which Python gives as a negative signal
+    number if a signal ended the process.
+    """
     if exit_code is not None and exit_code < 0:
         with contextlib.suppress(ValueError):
             return f"was ended by {signal.Signals(-exit_code).name}"

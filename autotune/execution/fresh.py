@@ -1,10 +1,13 @@
-"""Single trainings in fresh processes, for confirmation and comparisons: no earlier training in the process can influence a run.
+"""Single trainings in fresh processes, for confirmation and comparisons: no earlier training in the
+process can influence a run.
 
-A fresh process, one that has never trained, need not import torch anew: for each size of task a Ray actor holds the resources, and its fork
-server (``execution/fork_server.py``) forks a process for each run. A training of several workers consists of Ray's own processes, so it
-starts in new actors each time; so does every training if the fork server cannot fork.
+A fresh process, one that has never trained, need not import torch anew: for each size of task a Ray
+actor holds the resources, and its fork server (``execution/fork_server.py``) forks a process for
+each run. A training of several workers consists of Ray's own processes, so it starts in new actors
+each time; so does every training if the fork server cannot fork.
 
-Where trainings go side by side, each has ``FreshProcesses`` of its own, with GPUs that Ray reserves for them.
+Where trainings go side by side, each has ``FreshProcesses`` of its own, with GPUs that Ray reserves
+for them.
 """
 
 import logging
@@ -25,7 +28,14 @@ from autotune.errors import ClusterError
 from autotune.execution.cluster import take_assigned_devices
 from autotune.execution.death import MOST_RETRIES
 from autotune.execution.fork_server import CAN_FORK, POLL_SECONDS, Died, ForkServer
-from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, import_training, report_of_death, warn_of_worker
+from autotune.execution.task_run import (
+    TaskRun,
+    TrialTask,
+    WorkerReport,
+    import_training,
+    report_of_death,
+    warn_of_worker,
+)
 from autotune.execution.worker_group import WorkerGroup, bundles
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
@@ -35,7 +45,8 @@ logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
 
 _MAX_LOST = 3
-"""Maximum number of times that a run is made again whose process was lost or killed from outside."""
+"""Maximum number of times that a run is made again whose process was lost or killed from
+outside."""
 _START_SECONDS = 300.0
 """Seconds that new processes may take to start before the cluster counts as broken."""
 
@@ -57,19 +68,22 @@ class FreshRun:
 class FreshProcesses(AbstractContextManager["FreshProcesses"]):
     """Trains runs one after another, each in a fresh process.
 
-    The actor for a size of task, with its fork server, stays until another size needs its resources or the context ends; all runs of one
-    size are made on the same machine. A run of several workers gets new actors, which import torch anew: workers find each other through
-    Ray, and forked processes are not Ray's. For the same reason code that is trained here cannot call Ray.
+    The actor for a size of task, with its fork server, stays until another size needs its resources
+    or the context ends; all runs of one size are made on the same machine. A run of several workers
+    gets new actors, which import torch anew: workers find each other through Ray, and forked
+    processes are not Ray's. For the same reason code that is trained here cannot call Ray.
 
     Args:
         fit: whether actors for the given tasks fit into the cluster side by side.
         interrupt: when set, ends the current run and lets no further run begin.
-        max_retakes: how often a run is repeated if its times were spoilt by something else on the machine. Once that did not help, runs are
-            not repeated until one comes out unspoilt: the machine is always that busy.
+        max_retakes: how often a run is repeated if its times were spoilt by something else on the
+            machine. Once that did not help, runs are not repeated until one comes out unspoilt: the
+            machine is always that busy.
         can_fork: whether to fork processes; otherwise every run gets new actors.
-        fork_server: the driver's own fork server, used instead of actors; given only if Ray has no machine but this one.
-        reserved: a task that takes as much as any other. Its resources are reserved from the first run on, and all runs are on its GPUs;
-            None if nothing else is trained meanwhile.
+        fork_server: the driver's own fork server, used instead of actors; given only if Ray has no
+            machine but this one.
+        reserved: a task that takes as much as any other. Its resources are reserved from the first
+            run on, and all runs are on its GPUs; None if nothing else is trained meanwhile.
     """
 
     def __init__(
@@ -83,7 +97,8 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
         reserved: TrialTask | None = None,
     ) -> None:
         self._fork_server = fork_server
-        self._fit = fit if reserved is None else lambda tasks: len(tasks) == 1  # a second actor would wait for the first one's GPUs
+        # a second actor would wait for the first one's GPUs
+        self._fit = fit if reserved is None else lambda tasks: len(tasks) == 1
         self._reserved = reserved
         self._reservation: PlacementGroup | None = None
         self._interrupt = interrupt
@@ -93,14 +108,20 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
         self._is_always_busy = False
         self._can_fork = can_fork
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         for size in list(self._workers):
             self._end(size)
         if self._reservation is not None:
             remove_placement_group(self._reservation)
 
     def train(self, run: FreshRun) -> TrialResult | None:
-        """Train a run to its end, and repeat it if its times were spoilt or its process was killed; the last repeat's result is kept.
+        """Train a run to its end, and repeat it if its times were spoilt or its process was killed;
+        the last repeat's result is kept.
 
         Returns:
             The result of the last repeat; None if it was interrupted.
@@ -121,7 +142,9 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
         return result
 
     def _train_unkilled(self, run: FreshRun, *, is_first: bool) -> TrialResult | None:
-        """Train a run, and again if its process was killed from outside: that says nothing of a configuration, or too little."""
+        """Train a run, and again if its process was killed from outside: that says nothing of a
+        configuration, or too little.
+        """
         for number in range(_MAX_LOST + 1):
             result, num_retries = self._train_once(run, is_first=is_first and number == 0)
             if result is None or number >= min(num_retries, _MAX_LOST):
@@ -130,7 +153,10 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
         return result
 
     def _train_once(self, run: FreshRun, *, is_first: bool) -> tuple[TrialResult | None, int]:
-        """Train a run; also returns how often it is to be made again because of how its process died."""
+        """Train a run.
+
+        Also returns how often it is to be made again because of how its process died.
+        """
         worker = None if self._interrupt.is_set() else self._ready_worker(run.task)
         if worker is None:
             return None, 0
@@ -138,20 +164,27 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
             run.on_start()
         is_reusable = False
         try:
-            result, num_retries, is_reusable = _train(run, worker.reports(run.task, self._interrupt))
+            result, num_retries, is_reusable = _train(
+                run, worker.reports(run.task, self._interrupt)
+            )
         finally:
             if not (is_reusable and worker.forks):
                 self._end(_Size.of(run.task))
         return result, num_retries
 
     def _ready_worker(self, task: TrialTask) -> "_Worker | _DriverWorker | None":
-        """The worker for runs of the task's size, once it has imported all that a training needs; None if interrupted meanwhile."""
+        """The worker for runs of the task's size, once it has imported all that a training needs.
+
+        None if interrupted meanwhile.
+        """
         size = _Size.of(task)
         worker = self._workers.pop(size, None)
         if worker is not None:
             self._workers[size] = worker
             return worker
-        while self._workers and not self._fit([*(other.task for other in self._workers.values()), task]):
+        while self._workers and not self._fit(
+            [*(other.task for other in self._workers.values()), task]
+        ):
             self._end(next(iter(self._workers)))
         worker = self._workers[size] = self._new_worker(task)
         try:
@@ -162,7 +195,10 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
             return None
         if fault is None:
             return worker
-        logger.warning("each fresh process imports torch anew, since the one that was to fork them cannot: %s", fault)
+        logger.warning(
+            "each fresh process imports torch anew, since the one that was to fork them cannot: %s",
+            fault,
+        )
         self._can_fork = False
         self._end(size)
         return self._ready_worker(task)
@@ -172,7 +208,10 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
             self._reservation = _placement_group(self._reserved)
         if task.num_workers > 1 or not self._can_fork:
             return _Worker(task, forks=False, reservation=self._reservation)
-        if self._fork_server is not None and self._fork_server.fault(self._interrupt.is_set) is not None:
+        if (
+            self._fork_server is not None
+            and self._fork_server.fault(self._interrupt.is_set) is not None
+        ):
             self._fork_server = None
         if self._fork_server is None:
             return _Worker(task, forks=True, reservation=self._reservation)
@@ -210,7 +249,8 @@ class _Worker:
 
     Args:
         task: any task of that size.
-        forks: whether the actor forks a process for each run, or is itself the process of a single run.
+        forks: whether the actor forks a process for each run, or is itself the process of a single
+            run.
         reservation: placement group that the actor is in; None for one of its own.
     """
 
@@ -218,10 +258,16 @@ class _Worker:
         self.task, self.forks = task, forks
         self._own_group = _placement_group(task) if reservation is None else None
         resources = _resources(task, reservation or self._own_group)
-        self._actor = ray.remote(_ForkingWorker if forks else _NewWorker).options(max_restarts=0, **resources).remote()
+        self._actor = (
+            ray.remote(_ForkingWorker if forks else _NewWorker)
+            .options(max_restarts=0, **resources)
+            .remote()
+        )
 
     def fault(self, interrupt: threading.Event) -> str | None:
-        """Wait until the actor is ready to train and return why it cannot fork; None if it can, or once ``interrupt`` is set.
+        """Wait until the actor is ready to train and return why it cannot fork.
+
+        None if it can, or once ``interrupt`` is set.
 
         Raises:
             ray.exceptions.RayError: the actor ended, or is not ready in time.
@@ -230,7 +276,10 @@ class _Worker:
         return fault
 
     def reports(self, task: TrialTask, interrupt: threading.Event) -> Iterator[WorkerReport | Died]:
-        """Train a task and yield its reports up to the one with the outcome, or ``Died``; ends early once ``interrupt`` is set."""
+        """Train a task and yield its reports up to the one with the outcome, or ``Died``.
+
+        Ends early once ``interrupt`` is set.
+        """
         stream = self._actor.run.options(num_returns="streaming").remote(task)
         while True:
             while not ray.wait([stream], timeout=POLL_SECONDS)[0]:
@@ -252,31 +301,43 @@ class _DriverWorker:
     """The driver's own fork server in place of an actor.
 
     Args:
-        reservation: placement group whose GPUs the trainings see; None if nothing else is trained on this machine.
+        reservation: placement group whose GPUs the trainings see; None if nothing else is trained
+            on this machine.
     """
 
     forks = True
 
-    def __init__(self, task: TrialTask, server: ForkServer, reservation: PlacementGroup | None) -> None:
+    def __init__(
+        self, task: TrialTask, server: ForkServer, reservation: PlacementGroup | None
+    ) -> None:
         self.task = task
         self._server = server
         self._reservation = reservation
         self._devices: list[str] | None = None
 
     def fault(self, interrupt: threading.Event) -> str | None:
-        """Wait until the fork server is ready and return why it cannot fork; None if it can, or once ``interrupt`` is set.
+        """Wait until the fork server is ready and return why it cannot fork.
+
+        None if it can, or once ``interrupt`` is set.
 
         Raises:
             ray.exceptions.RayError: Ray does not say in time which GPUs are reserved.
         """
         fault = self._server.fault(interrupt.is_set)
         if fault is None and self._reservation is not None:
-            asked = ray.remote(_reserved_devices).options(**_resources(self.task, self._reservation)).remote(self.task.num_gpus)
+            asked = (
+                ray.remote(_reserved_devices)
+                .options(**_resources(self.task, self._reservation))
+                .remote(self.task.num_gpus)
+            )
             self._devices = _answer(asked, interrupt)
         return fault
 
     def reports(self, task: TrialTask, interrupt: threading.Event) -> Iterator[WorkerReport | Died]:
-        """Train a task and yield its reports up to the one with the outcome, or ``Died``; ends early once ``interrupt`` is set."""
+        """Train a task and yield its reports up to the one with the outcome, or ``Died``.
+
+        Ends early once ``interrupt`` is set.
+        """
         return self._server.train(task, interrupt.is_set, devices=self._devices)
 
     def end(self) -> None:
@@ -290,7 +351,9 @@ def _reserved_devices(num_gpus: int) -> list[str]:
 
 
 def _answer(pending: Any, interrupt: threading.Event) -> Any:
-    """Wait for the answer of a process that Ray has yet to start, and return it; None once ``interrupt`` is set.
+    """Wait for the answer of a process that Ray has yet to start, and return it.
+
+    None once ``interrupt`` is set.
 
     Raises:
         ray.exceptions.RayError: the process ended, or does not answer in time.
@@ -311,14 +374,23 @@ def _placement_group(task: TrialTask) -> PlacementGroup:
 def _resources(task: TrialTask, group: PlacementGroup | None) -> dict[str, Any]:
     """Ray options of a task's first worker, which starts the others in the same placement group."""
     bundle = bundles(task)[0]
-    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True)
-    return {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "scheduling_strategy": strategy}
+    strategy = PlacementGroupSchedulingStrategy(
+        group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
+    )
+    return {
+        "num_cpus": bundle["CPU"],
+        "num_gpus": bundle.get("GPU", 0),
+        "scheduling_strategy": strategy,
+    }
 
 
-def _train(run: FreshRun, incoming: Iterator[WorkerReport | Died]) -> tuple[TrialResult | None, int, bool]:
+def _train(
+    run: FreshRun, incoming: Iterator[WorkerReport | Died]
+) -> tuple[TrialResult | None, int, bool]:
     """The result of a run, by its reports as they come, None if it was interrupted.
 
-    Also returns how often the run is to be made again because of how its process died, and whether its worker may take another run.
+    Also returns how often the run is to be made again because of how its process died, and whether
+    its worker may take another run.
     """
     task, started_at = run.task, time.time()
     reports: list[WorkerReport] = []
@@ -339,7 +411,9 @@ def _train(run: FreshRun, incoming: Iterator[WorkerReport | Died]) -> tuple[Tria
     if not reports or reports[-1].outcome is None:
         return None, 0, False
     if not reports[0].is_first_in_process:
-        raise ClusterError(f"{task.name}: ran in a process that had trained before; this run needs a fresh one")
+        raise ClusterError(
+            f"{task.name}: ran in a process that had trained before; this run needs a fresh one"
+        )
     result = TrialResult(
         trial=run.trial,
         values=run.values,
@@ -354,12 +428,21 @@ def _train(run: FreshRun, incoming: Iterator[WorkerReport | Died]) -> tuple[Tria
         test_metric=reports[-1].test_metric,
         contention=_contention(reports),
     )
-    return result, MOST_RETRIES if result.outcome is Outcome.LOST else reports[-1].num_retries, death is None
+    return (
+        result,
+        MOST_RETRIES if result.outcome is Outcome.LOST else reports[-1].num_retries,
+        death is None,
+    )
 
 
 def _contention(reports: Sequence[WorkerReport]) -> str | None:
-    """Why the times of a training that has ended say little about its configuration; None if they are to be trusted."""
-    contention = next((report.contention for report in reversed(reports) if report.contention is not None), None)
+    """Why the times of a training that has ended say little about its configuration.
+
+    None if they are to be trusted.
+    """
+    contention = next(
+        (report.contention for report in reversed(reports) if report.contention is not None), None
+    )
     is_timed = reports[-1].outcome is not None and reports[-1].outcome.is_timed
     return contention.reason if contention is not None and is_timed else None
 
@@ -376,7 +459,10 @@ class _ForkingWorker:
         return self._fork_server.fault()
 
     def run(self, task: TrialTask) -> Iterator[WorkerReport | Died]:
-        """Yield all reports of a training in a forked process; the process is gone when the last report comes."""
+        """Yield all reports of a training in a forked process.
+
+        The process is gone when the last report comes.
+        """
         yield from self._fork_server.train(task)
 
 

@@ -10,16 +10,21 @@ from types import FrameType
 from autotune.config.command_line import ending_signals
 
 _SAME_SECONDS = 1.0
-"""Seconds within which signals count as one: ``timeout`` sends one to the process and one to its group; a closed terminal may, too."""
+"""Seconds within which signals count as one: ``timeout`` sends one to the process and one to its
+group; a closed terminal may, too."""
 
 
 latest_signal: int | None = None
-"""Signal that ended, or is ending, the latest command of this process in good order; None if none did."""
+"""Signal that ended, or is ending, the latest command of this process in good order; None if
+none did."""
 
 
 @contextmanager
 def interruptible() -> Iterator[threading.Event]:
-    """Yield an event that the first Ctrl-C, SIGTERM or SIGHUP sets; the second one raises KeyboardInterrupt."""
+    """Yield an event that the first Ctrl-C, SIGTERM or SIGHUP sets.
+
+    The second one raises KeyboardInterrupt.
+    """
     global latest_signal  # as signals are, it is the process's
     event, first_at, latest_signal = threading.Event(), 0.0, None
 

@@ -29,9 +29,22 @@ from autotune.reporting.terminal import StudyDisplay
 from autotune.search.earlier_trials import first_points
 from autotune.search.policy import SearchPolicy
 from autotune.search.samplers import TrialScheduler
-from autotune.search.study import Study, confirmations, open_study, store_race, stored_race, told_storage_errors
+from autotune.search.study import (
+    Study,
+    confirmations,
+    open_study,
+    store_race,
+    stored_race,
+    told_storage_errors,
+)
 from autotune.space import Suggestion
-from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial, confirmation_name, search_name
+from autotune.tracking.tracker import (
+    FinishedRun,
+    StudyInfo,
+    TrackedTrial,
+    confirmation_name,
+    search_name,
+)
 from autotune.tracking.writer import TrackerWriter
 from autotune.training.state_files import is_kept
 
@@ -60,7 +73,9 @@ class LiveStudy:
     def further_command(self) -> str:
         """Command line that continues the search with twice the budget."""
         search = self.plan.config.search
-        doubled: dict[str, object] = {} if search.num_trials is None else {"search.num_trials": 2 * search.num_trials}
+        doubled: dict[str, object] = (
+            {} if search.num_trials is None else {"search.num_trials": 2 * search.num_trials}
+        )
         if search.time_budget_seconds is not None:
             doubled["search.time_budget_seconds"] = f"{2 * search.time_budget_seconds:g}"
         return _study_command(self.plan.name, self.command, doubled)
@@ -73,18 +88,24 @@ class LiveStudy:
 
     @property
     def has_search(self) -> bool:
-        """Whether the search may still start a trial, or has trials to end, which an earlier process paused."""
+        """Whether the search may still start a trial, or has trials to end, which an earlier
+        process paused.
+        """
         seconds = self.seconds_left
         may_start = self.policy.num_trials_left != 0 and (seconds is None or seconds > 0)
         return (may_start or self.policy.has_unfinished) and self.policy.error is None
 
     @property
     def needs_confirmation(self) -> bool:
-        """Whether the study has a confirmation: some trial has a score, and ``confirm.max_runs`` is above 0."""
+        """Whether the study has a confirmation: some trial has a score, and ``confirm.max_runs``
+        is above 0.
+        """
         return bool(self.policy.scores) and self.plan.config.confirm.max_runs > 0
 
     def planned_race(self) -> PlannedRace:
-        """The confirmation race, loaded from the storage if it was planned since the last trial ended; else planned now and stored."""
+        """The confirmation race, loaded from the storage if it was planned since the last trial
+        ended; else planned now and stored.
+        """
         plan, policy = self.plan, self.policy
         baseline = plan.baseline or Suggestion({})
         stored = stored_race(self.study)
@@ -115,13 +136,20 @@ class LiveStudy:
 
     @property
     def is_work_left(self) -> bool:
-        """Whether workers are needed at all; a study that already has all its runs is only reported again."""
+        """Whether workers are needed at all.
+
+        A study that already has all its runs is only reported again.
+        """
         if self.has_search or self.policy.error is not None:
             return self.policy.error is None
         if not self.needs_confirmation:
             return False
         race = self.planned_race()
-        return bool(race.standing(confirmations(self.study), self.race_limits(race), self.plan.objective).pending)
+        return bool(
+            race.standing(
+                confirmations(self.study), self.race_limits(race), self.plan.objective
+            ).pending
+        )
 
     def task(
         self,
@@ -157,20 +185,37 @@ class LiveStudy:
 
 
 def push_command(command: Sequence[str], study: str) -> str:
-    """Command line that writes to the tracker what it lacks of the study that ``command`` started, and trains nothing."""
+    """Command line that writes to the tracker what it lacks of the study that ``command``
+    started, and trains nothing.
+    """
     return _command_line(["record", "--push"], command, {"study.name": study})
 
 
 def _study_command(study: str, command: Sequence[str], values: Mapping[str, object]) -> str:
-    """Command line that goes on with the study that ``command`` started, with some values replaced."""
+    """Command line that goes on with the study that ``command`` started, with some values
+    replaced.
+    """
     return _command_line([], command, {"study.name": study, **values})
 
 
-def _command_line(begin: Sequence[str], command: Sequence[str], replaced: Mapping[str, object]) -> str:
+def _command_line(
+    begin: Sequence[str], command: Sequence[str], replaced: Mapping[str, object]
+) -> str:
     """A command line of a study's arguments, without passwords, and with some keys replaced."""
-    kept = [argument for argument in command if argument.partition("=")[0] not in {*replaced, "dry_run"}]
+    kept = [
+        argument for argument in command if argument.partition("=")[0] not in {*replaced, "dry_run"}
+    ]
     shown = [without_secrets(argument) for argument in kept]
-    return shlex.join(["python", "-m", "autotune", *begin, *shown, *(f"{key}={value}" for key, value in replaced.items())])
+    return shlex.join(
+        [
+            "python",
+            "-m",
+            "autotune",
+            *begin,
+            *shown,
+            *(f"{key}={value}" for key, value in replaced.items()),
+        ]
+    )
 
 
 @contextlib.contextmanager
@@ -182,16 +227,24 @@ def opened(
     console: Console,
     describe_machine: Callable[[], Mapping[str, object]] = machine_in_this_process,
 ) -> Iterator[LiveStudy]:
-    """Open a study, and resume it if an earlier process has begun it; its tracker is closed however the context ends.
+    """Open a study, and resume it if an earlier process has begun it.
+
+    Its tracker is closed however the context ends.
 
     Args:
-        describe_machine: finds out the facts about this machine that are kept with the study; called in another thread.
+        describe_machine: finds out the facts about this machine that are kept with the study;
+            called in another thread.
 
     Raises:
-        StudyError: another process runs the study, the stored study has another definition, or the storage failed within the context.
+        StudyError: another process runs the study, the stored study has another definition, or the
+            storage failed within the context.
         ConfigError: the sampler, the storage or the tracker cannot be made.
     """
-    with sole_user(plan.folder), log_file(plan.folder / "autotune.log"), told_storage_errors(_study_command(plan.name, command, {})):
+    with (
+        sole_user(plan.folder),
+        log_file(plan.folder / "autotune.log"),
+        told_storage_errors(_study_command(plan.name, command, {})),
+    ):
         study, scheduler = _open_storage(plan)
         policy = _policy(plan, study, scheduler)
 
@@ -201,7 +254,9 @@ def opened(
         tracker = TrackerWriter(
             plan.config.tracking,
             plan.trial.allowed_targets,
-            make_info=partial(_tracker_info, plan, describe_machine, is_resumed=bool(policy.results)),
+            make_info=partial(
+                _tracker_info, plan, describe_machine, is_resumed=bool(policy.results)
+            ),
             ended=partial(_ended_runs, plan, study, policy),
             rest_command=push_command(command, plan.name),
             say=say,
@@ -224,7 +279,9 @@ def opened(
         tracker.close_if_open(is_interrupt=True)
 
 
-def tracked_confirmation(plan: StudyPlan, trial: int, suggestion: Suggestion, number: int, *, started_at: float = 0.0) -> TrackedTrial:
+def tracked_confirmation(
+    plan: StudyPlan, trial: int, suggestion: Suggestion, number: int, *, started_at: float = 0.0
+) -> TrackedTrial:
     """The record by which a tracker knows one confirmation run; ``number`` is that of its round."""
     return TrackedTrial(
         name=confirmation_name(trial, number),
@@ -239,8 +296,13 @@ def tracked_confirmation(plan: StudyPlan, trial: int, suggestion: Suggestion, nu
 
 
 def confirmation_config(plan: StudyPlan, suggestion: Suggestion, number: int) -> TrialConfig:
-    """The configuration that a confirmation run trains; ``number`` is that of its round, which sets the seed."""
-    return plan.composer.compose_suggestion(suggestion, seed=confirmation_seed(plan.config.study.seed, number)).trial
+    """The configuration that a confirmation run trains.
+
+    ``number`` is that of its round, which sets the seed.
+    """
+    return plan.composer.compose_suggestion(
+        suggestion, seed=confirmation_seed(plan.config.study.seed, number)
+    ).trial
 
 
 def busy_seconds(results: Sequence[TrialResult]) -> float:
@@ -277,7 +339,11 @@ def _policy(plan: StudyPlan, study: Study, scheduler: TrialScheduler | None) -> 
         target=plan.trial.target,
         seed=plan.config.study.seed,
         num_trials=plan.config.search.num_trials,
-        expected_trainings=plan.config.search.expected_trainings if plan.config.search.stop_when_not_worth else None,
+        expected_trainings=(
+            plan.config.search.expected_trainings
+            if plan.config.search.stop_when_not_worth
+            else None
+        ),
         max_errors_in_a_row=plan.config.search.max_errors_in_a_row,
         scheduler=scheduler,
         may_repeat=plan.config.search.repeats,
@@ -289,12 +355,27 @@ def _ended_runs(plan: StudyPlan, study: Study, policy: SearchPolicy) -> list[Fin
     """The runs in a study's storage that have ended."""
     runs = [(_tracked_search(plan, result), result) for _, result in sorted(policy.results.items())]
     for (number, index), result in sorted(confirmations(study).items()):
-        runs.append((tracked_confirmation(plan, number, Suggestion(result.values), index, started_at=result.started_at), result))
-    return [(trial, result, plan.objective.score(result) if result.outcome is Outcome.REACHED else None) for trial, result in runs]
+        runs.append(
+            (
+                tracked_confirmation(
+                    plan, number, Suggestion(result.values), index, started_at=result.started_at
+                ),
+                result,
+            )
+        )
+    return [
+        (trial, result, plan.objective.score(result) if result.outcome is Outcome.REACHED else None)
+        for trial, result in runs
+    ]
 
 
-def _tracker_info(plan: StudyPlan, describe_machine: Callable[[], Mapping[str, object]], *, is_resumed: bool) -> StudyInfo:
-    """The facts on a study for its tracker; those about this machine are written to its folder, too."""
+def _tracker_info(
+    plan: StudyPlan, describe_machine: Callable[[], Mapping[str, object]], *, is_resumed: bool
+) -> StudyInfo:
+    """The facts on a study for its tracker.
+
+    Those about this machine are written to its folder, too.
+    """
     machine = {FORMAT_KEY: FORMATS["machine"], **describe_machine()}
     replace_file(plan.folder / "machine.yaml", yaml.safe_dump(machine, sort_keys=False))
     return StudyInfo(
@@ -330,7 +411,9 @@ def study_settings(plan: StudyPlan) -> Mapping[str, object]:
 
 def _tracked_search(plan: StudyPlan, result: TrialResult) -> TrackedTrial:
     def make_config() -> Mapping[str, object]:
-        return plan.composer.compose_suggestion(Suggestion(result.values), seed=result.seed).trial.as_dict()
+        return plan.composer.compose_suggestion(
+            Suggestion(result.values), seed=result.seed
+        ).trial.as_dict()
 
     return TrackedTrial(
         name=search_name(result.trial),
@@ -352,10 +435,15 @@ def _display(plan: StudyPlan, policy: SearchPolicy, console: Console) -> StudyDi
         title=f"{plan.experiment} · study {plan.name}",
         target=plan.trial.target,
         num_trials=plan.config.search.num_trials,
-        time_budget_seconds=None if budget is None else budget - busy_seconds(list(policy.results.values())),
+        time_budget_seconds=(
+            None if budget is None else budget - busy_seconds(list(policy.results.values()))
+        ),
         outcomes=Counter(result.outcome for result in policy.results.values()),
         paused={
-            trial.number: (trial.suggestion.as_overrides(), evaluations[-1] if evaluations else None)
+            trial.number: (
+                trial.suggestion.as_overrides(),
+                evaluations[-1] if evaluations else None,
+            )
             for trial, evaluations in policy.paused
         },
         console=console,

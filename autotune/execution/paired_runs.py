@@ -1,8 +1,11 @@
-"""Runs of several configurations, each in a fresh process: how confirmation, comparison and scaling measure.
+"""Runs of several configurations, each in a fresh process: how confirmation, comparison and scaling
+measure.
 
-The runs of a round share a seed and follow each other directly, in turns, so that disturbances of the machine affect them alike. Where each
-has a GPU of its own, rounds go side by side, in lanes; runs that are compared as a pair share a lane and so its GPU. Trainings on the CPU
-always go one at a time. Which runs come next may depend on the results of earlier runs, but not on which lane was faster.
+The runs of a round share a seed and follow each other directly, in turns, so that disturbances of
+the machine affect them alike. Where each has a GPU of its own, rounds go side by side, in lanes;
+runs that are compared as a pair share a lane and so its GPU. Trainings on the CPU always go one at
+a time. Which runs come next may depend on the results of earlier runs, but not on which lane was
+faster.
 """
 
 import contextlib
@@ -38,7 +41,8 @@ class PairedRun:
     """A run to make: one arm in one round."""
 
     arm: int
-    """Identifier of the arm that the run belongs to: a trial's number in confirmation, a side's index in a comparison."""
+    """Identifier of the arm that the run belongs to: a trial's number in confirmation, a side's
+    index in a comparison."""
     number: int
     """Number of the round."""
     task: TrialTask
@@ -60,7 +64,9 @@ class Lanes:
 
     @classmethod
     def of(cls, tasks: Sequence[TrialTask], capabilities: Capabilities) -> "Lanes":
-        """The lanes for any of the given tasks: one if some train on the CPU, else as many as hold the largest."""
+        """The lanes for any of the given tasks: one if some train on the CPU, else as many as
+        hold the largest.
+        """
         largest = max(tasks, key=attrgetter("num_gpus"))
         number = num_side_by_side(largest) if all(task.num_gpus for task in tasks) else 1
         if number == 1:
@@ -82,17 +88,22 @@ def run_in_turns(
     fork_server: "ForkServer | None" = None,
     on_end: Callable[[PairedRun, TrialResult], None],
 ) -> None:
-    """Make runs until there are no more, or ``interrupt`` is set: the runs of a unit in turns, in a lane that is free.
+    """Make runs until there are no more, or ``interrupt`` is set: the runs of a unit in turns, in a
+    lane that is free.
 
     Args:
-        batches: units of runs that may go side by side. The next batch is taken only after ``on_end`` has returned for all of the last one.
-        tracker: receives each run; it waits while runs go on CPUs that writing would take from them.
+        batches: units of runs that may go side by side. The next batch is taken only after
+            ``on_end`` has returned for all of the last one.
+        tracker: receives each run; it waits while runs go on CPUs that writing would take from
+            them.
         interrupt: is also set here where an error ends the runs of other lanes.
-        max_retakes: how often a run is repeated if its times were spoilt by something else on the machine.
-        check_ray: raises if Ray is gone; called before the death of a worker is held against its run.
+        max_retakes: how often a run is repeated if its times were spoilt by something else on the
+            machine.
+        check_ray: raises if Ray is gone; called before the death of a worker is held against its
+            run.
         fork_server: the driver's own fork server; given only if Ray has no machine but this one.
-        on_end: called with each run and its result, before the tracker receives the result. It is never called by two threads at once; nor
-            are the functions of ``PairedRun`` then.
+        on_end: called with each run and its result, before the tracker receives the result. It is
+            never called by two threads at once; nor are the functions of ``PairedRun`` then.
 
     Raises:
         ClusterError: a process did not start, or had trained before.
@@ -144,7 +155,9 @@ def run_in_turns(
                 at_work = [Future() for _ in batch[: lanes.number]]
                 for lane, done in enumerate(at_work):
                     work = partial(work_off, units, processes[lane])
-                    threading.Thread(target=call, args=(work, done), name=f"lane-{lane}", daemon=True).start()
+                    threading.Thread(
+                        target=call, args=(work, done), name=f"lane-{lane}", daemon=True
+                    ).start()
                 for done in as_completed(at_work):
                     done.result()
                 if interrupt.is_set():
@@ -192,10 +205,12 @@ def _train(
 
 @contextlib.contextmanager
 def compiled_anew() -> Iterator[Callable[[TrialTask], TrialTask]]:
-    """Context of runs that use no code compiled before; it yields what gives a task the folder for compiled code.
+    """Context of runs that use no code compiled before.
 
-    The folder is in that of the study or comparison, and gone afterwards. The first run of each graph compiles it, in a fresh process;
-    later runs are charged what that took.
+    It yields what gives a task the folder for compiled code.
+
+    The folder is in that of the study or comparison, and gone afterwards. The first run of each
+    graph compiles it, in a fresh process; later runs are charged what that took.
     """
     folders: set[Path] = set()
 

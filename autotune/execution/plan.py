@@ -1,4 +1,6 @@
-"""The plan of a study, complete and checked before a device is used: search space, baseline, budget and resources."""
+"""The plan of a study, complete and checked before a device is used: search space, baseline,
+budget and resources.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -23,7 +25,14 @@ from autotune.search.stopping import StoppingRule, make_stopping
 from autotune.search.study import stored_recording
 from autotune.space import PowerOfTwo, SearchSpace, Suggestion, override_text
 from autotune.tracking.earlier_recordings import earlier_recordings
-from autotune.training.capabilities import Capabilities, cpus_per_worker, describe_device, several_kinds, unsupported, uses_cuda
+from autotune.training.capabilities import (
+    Capabilities,
+    cpus_per_worker,
+    describe_device,
+    several_kinds,
+    unsupported,
+    uses_cuda,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +47,13 @@ class StudyPlan:
     space: SearchSpace
     """The search space without the options that these machines cannot run."""
     probes: tuple[tuple[str, Suggestion], ...]
-    """Points that together open every branch of the space, each with the option that it opens (``key=value``, or empty)."""
+    """Points that together open every branch of the space, each with the option that it opens
+    (``key=value``, or empty)."""
     dropped: tuple[str, ...]
     """A line for each option that was removed from the space, with the reason."""
     baseline: Suggestion | None
-    """The experiment's own configuration as a point of the space; None if the space does not contain it."""
+    """The experiment's own configuration as a point of the space; None if the space does not
+    contain it."""
     objective: Objective
     capabilities: Capabilities
     earlier: tuple[EarlierStudy, ...] = ()
@@ -78,27 +89,43 @@ class StudyPlan:
 
     @property
     def may_grow(self) -> bool:
-        """Whether the cluster may get machines when it is asked for more than it has, since so many trials at once were asked for."""
-        return not self.config.cluster.is_local and self.config.search.max_concurrent_trials is not None
+        """Whether the cluster may get machines when it is asked for more than it has, since so
+        many trials at once were asked for.
+        """
+        return (
+            not self.config.cluster.is_local
+            and self.config.search.max_concurrent_trials is not None
+        )
 
     @property
     def max_concurrent_trials(self) -> int | None:
-        """Upper limit on trials at a time; None means as many as fit. Apple's GPU is one, and Ray counts none."""
+        """Upper limit on trials at a time; None means as many as fit.
+
+        Apple's GPU is one, and Ray counts none.
+        """
         return 1 if self.trial.device == "mps" else self.config.search.max_concurrent_trials
 
     def num_threads(self, config: TrialConfig) -> int:
-        """Number of CPU threads of each worker of a trial, unless the trial's configuration sets one."""
+        """Number of CPU threads of each worker of a trial, unless the trial's configuration sets
+        one.
+        """
         return cpus_per_worker(config, self.config.cluster, self.capabilities)
 
     @property
     def has_idle_cpu(self) -> bool:
-        """Whether confirmation runs leave a CPU idle, for work beside them: they compute on GPUs, or each by itself on some of the CPUs."""
+        """Whether confirmation runs leave a CPU idle, for work beside them: they compute on
+        GPUs, or each by itself on some of the CPUs.
+        """
         num_cpus, num_gpus = self.resources(self.trial)
         return num_gpus > 0 or num_cpus < self.capabilities.num_cpus
 
     def definition(self) -> dict[str, Any]:
         """Settings that must be equal for two commands to mean the same study, as plain JSON."""
-        trial = {key: value for key, value in self.trial.as_dict().items() if key not in ("seed", "allowed_targets")}
+        trial = {
+            key: value
+            for key, value in self.trial.as_dict().items()
+            if key not in ("seed", "allowed_targets")
+        }
         content = {
             "experiment": self.experiment,
             "configuration": trial,
@@ -128,12 +155,21 @@ class StudyPlan:
         """
         node, allowed = self.config.search.sampler, self.trial.allowed_targets
         return make_sampler(
-            node, allowed, seed=seed, space=self.space, target=self.trial.target, objective=self.objective, earlier=self.earlier
+            node,
+            allowed,
+            seed=seed,
+            space=self.space,
+            target=self.trial.target,
+            objective=self.objective,
+            earlier=self.earlier,
         )
 
 
 def workload_of(composed: Composed) -> str:
-    """Model and data set, such as ``simple_cnn-digits``; for a training function of the user's own its ``_target_``."""
+    """Model and data set, such as ``simple_cnn-digits``.
+
+    For a training function of the user's own its ``_target_``.
+    """
     if composed.trial.training is not None:
         return str(composed.trial.training["_target_"])
     return f"{composed.choices['model']}-{composed.choices['data']}"
@@ -141,35 +177,56 @@ def workload_of(composed: Composed) -> str:
 
 def deadline_seconds(composed: Composed) -> float:
     """Wall seconds after which a training counts as hung."""
-    return composed.config.search.trial_deadline_seconds or 2 * composed.trial.target.max_train_seconds + 120
+    return (
+        composed.config.search.trial_deadline_seconds
+        or 2 * composed.trial.target.max_train_seconds + 120
+    )
 
 
-def resources_of(config: TrialConfig, cluster: ClusterConfig, capabilities: Capabilities) -> tuple[int, int]:
+def resources_of(
+    config: TrialConfig, cluster: ClusterConfig, capabilities: Capabilities
+) -> tuple[int, int]:
     """Numbers of CPUs and GPUs that one training takes: whole GPUs, since the training is timed."""
     num_workers = config.num_workers
-    num_gpus = num_workers if uses_cuda(config, capabilities) or config.device == "xpu" else 0  # Ray counts Intel's GPUs, too
+    # Ray counts Intel's GPUs, too
+    num_gpus = num_workers if uses_cuda(config, capabilities) or config.device == "xpu" else 0
     return num_workers * cpus_per_worker(config, cluster, capabilities), num_gpus
 
 
-def unsuitable(config: TrialConfig, cluster: ClusterConfig, capabilities: Capabilities) -> str | None:
-    """Why a training cannot run on these machines, or not with what Ray is given of this machine; None if it can."""
+def unsuitable(
+    config: TrialConfig, cluster: ClusterConfig, capabilities: Capabilities
+) -> str | None:
+    """Why a training cannot run on these machines, or not with what Ray is given of this machine.
+
+    None if it can.
+    """
     reason = unsupported(config, capabilities)
     if reason is not None or not cluster.is_local:
         return reason
-    num_gpus = capabilities.other_devices.get("xpu", 0) if config.device == "xpu" else capabilities.num_gpus
+    num_gpus = (
+        capabilities.other_devices.get("xpu", 0)
+        if config.device == "xpu"
+        else capabilities.num_gpus
+    )
     limits = (cluster.num_cpus, capabilities.num_cpus), (cluster.num_gpus, num_gpus)
     cpus, gpus = (found if limit is None else limit for limit, found in limits)
-    shortage = ClusterSize(((cpus, gpus),)).shortage(config.num_workers, *resources_of(config, cluster, capabilities), cluster.placement)
+    shortage = ClusterSize(((cpus, gpus),)).shortage(
+        config.num_workers, *resources_of(config, cluster, capabilities), cluster.placement
+    )
     return None if shortage is None else f"{shortage} (cluster.num_cpus, cluster.num_gpus)"
 
 
 def device_lines(config: TrialConfig, capabilities: Capabilities) -> list[str]:
-    """What a training runs on and why on nothing better, and a warning of what makes the times of trainings incomparable."""
+    """What a training runs on and why on nothing better, and a warning of what makes the times
+    of trainings incomparable.
+    """
     warning = several_kinds(config, capabilities)
     return [describe_device(config, capabilities), *([warning] if warning else [])]
 
 
-def plan_study(composer: Composer, capabilities: Capabilities, settings: StudySettings | None = None) -> StudyPlan:
+def plan_study(
+    composer: Composer, capabilities: Capabilities, settings: StudySettings | None = None
+) -> StudyPlan:
     """Plan a study and check it against the machines that it will run on.
 
     Args:
@@ -186,7 +243,9 @@ def plan_study(composer: Composer, capabilities: Capabilities, settings: StudySe
         raise ConfigError(f"this experiment's own configuration cannot run here: {reason}")
 
     def why_not(point: Suggestion) -> str | None:
-        return unsuitable(composer.compose_suggestion(point, seed=0).trial, config.cluster, capabilities)
+        return unsuitable(
+            composer.compose_suggestion(point, seed=0).trial, config.cluster, capabilities
+        )
 
     space, left_out = settings.space, []
     if space.gpu_only and not uses_cuda(trial, capabilities):
@@ -194,18 +253,32 @@ def plan_study(composer: Composer, capabilities: Capabilities, settings: StudySe
         space = space.for_cpus()
         if not space.parameters:
             where = ", ".join(dict.fromkeys(settings.space.sources.values()))
-            raise SearchSpaceError(f"{where}: all keys are searched on GPUs only, and trainings run on the CPU; accepted is a further key")
+            raise SearchSpaceError(
+                f"{where}: all keys are searched on GPUs only, and trainings run on the CPU;"
+                " accepted is a further key"
+            )
     space, uneven = _without_uneven(space, trial, *_devices(trial, config.cluster, capabilities))
     left_out += uneven
-    space, dropped = _without_unsuitable(space, list(space.probes()) if left_out else settings.probes, why_not)
-    objective = call(build_partial(config.objective, trial.allowed_targets, "objective"), "objective")
+    space, dropped = _without_unsuitable(
+        space, list(space.probes()) if left_out else settings.probes, why_not
+    )
+    objective = call(
+        build_partial(config.objective, trial.allowed_targets, "objective"), "objective"
+    )
     if config.search.stop_when_not_worth and not has_costs(objective):
         raise ConfigError(
-            "search.stop_when_not_worth: accepted with an objective that a training spends, such as objective=time: the search's own "
-            "cost is measured in it"
+            "search.stop_when_not_worth: accepted with an objective that a training spends, such as"
+            " objective=time: the search's own cost is measured in it"
         )
-    devices = dict.fromkeys([trial.device, *(point.values.get("device", trial.device) for _, _, point in space.probes())])
-    check_measured(objective, [capabilities.device_of(replace(trial, device=device)) for device in devices])
+    devices = dict.fromkeys(
+        [
+            trial.device,
+            *(point.values.get("device", trial.device) for _, _, point in space.probes()),
+        ]
+    )
+    check_measured(
+        objective, [capabilities.device_of(replace(trial, device=device)) for device in devices]
+    )
     plan = StudyPlan(
         name=settings.name,
         folder=settings.folder,
@@ -213,7 +286,10 @@ def plan_study(composer: Composer, capabilities: Capabilities, settings: StudySe
         composer=composer,
         composed=composed,
         space=space,
-        probes=tuple((f"{option}={value}" if option else "", point) for option, value, point in space.probes()),
+        probes=tuple(
+            (f"{option}={value}" if option else "", point)
+            for option, value, point in space.probes()
+        ),
         dropped=(*dropped, *left_out),
         baseline=space.point_of(composed.lookup),
         objective=objective,
@@ -226,15 +302,20 @@ def plan_study(composer: Composer, capabilities: Capabilities, settings: StudySe
 
 
 def _earlier(config: Config, space: SearchSpace) -> Iterator[EarlierStudy]:
-    """The earlier studies that ``warm_start`` names, reduced to the trials that fit the search space."""
+    """The earlier studies that ``warm_start`` names, reduced to the trials that fit the search
+    space.
+    """
     studies = Path(config.study.folder)
     stored = partial(stored_recording, studies=studies, storage_url=config.search.storage)
-    for name, recording in earlier_recordings(config.warm_start, studies, config.tracking.get("uri"), stored):
+    for name, recording in earlier_recordings(
+        config.warm_start, studies, config.tracking.get("uri"), stored
+    ):
         yield earlier_study(name, recording, space)
 
 
 def check_plan(plan: StudyPlan, check_training: Callable[[TrialConfig], None]) -> None:
-    """Make the components of the baseline and of one point in each branch of the space, without training anything.
+    """Make the components of the baseline and of one point in each branch of the space, without
+    training anything.
 
     Args:
         check_training: makes the components of one configuration.
@@ -261,50 +342,89 @@ def describe_plan(plan: StudyPlan) -> list[str]:
         f"target    {target}, at most {target.max_train_seconds:g} s of training a trial",
         f"objective {score_format_of(plan.objective).description}",
     ]
-    lines += [f"first     {source.experiment} is trained, once, for {source.path}" for source in plan.composer.missing_sources]
+    lines += [
+        f"first     {source.experiment} is trained, once, for {source.path}"
+        for source in plan.composer.missing_sources
+    ]
     lines.append("space")
     width = max(len(name) for name, _, _ in plan.space.items())
-    lines += [f"  {name:<{width}}  {_describe_domain(domain)}" for name, _, domain in plan.space.items()]
+    lines += [
+        f"  {name:<{width}}  {_describe_domain(domain)}" for name, _, domain in plan.space.items()
+    ]
     lines += [f"  left out: {line}" for line in plan.dropped]
-    values = plan.baseline.as_overrides() if plan.baseline else ["as the experiment states it (outside the space)"]
+    values = (
+        plan.baseline.as_overrides()
+        if plan.baseline
+        else ["as the experiment states it (outside the space)"]
+    )
     lines += [f"earlier   {study.summary}" for study in plan.earlier]
     lines.append(f"baseline  {' '.join(values)}")
     limits = [f"{config.search.num_trials} trials"] if config.search.num_trials is not None else []
-    limits += [f"{config.search.time_budget_seconds:g} s"] if config.search.time_budget_seconds is not None else []
+    limits += (
+        [f"{config.search.time_budget_seconds:g} s"]
+        if config.search.time_budget_seconds is not None
+        else []
+    )
     confirm = config.confirm
-    time_limit = "" if confirm.budget_fraction is None else f", within {confirm.budget_fraction:g} of the search's training time"
-    race = f"a race of the best {confirm.num_candidates}, and its winner against the baseline: at most {confirm.max_runs} runs{time_limit}"
-    lines.append(f"budget    {', '.join(limits)}; to confirm, {race if confirm.max_runs else 'nothing'}")
+    time_limit = (
+        ""
+        if confirm.budget_fraction is None
+        else f", within {confirm.budget_fraction:g} of the search's training time"
+    )
+    race = (
+        f"a race of the best {confirm.num_candidates}, and its winner against the baseline: at most"
+        f" {confirm.max_runs} runs{time_limit}"
+    )
+    lines.append(
+        f"budget    {', '.join(limits)}; to confirm, {race if confirm.max_runs else 'nothing'}"
+    )
     cpus, gpus = plan.resources(plan.trial)
     have = plan.capabilities
     kind = config.cluster.accelerator_type
     only = "" if kind is None else f", on machines with {kind} only"
     num_gpus = have.other_devices.get(plan.trial.device, have.num_gpus)
     lines += [f"device    {line}" for line in device_lines(plan.trial, have)]
-    lines.append(f"resources {cpus} CPU and {gpus} GPU a trial, of {have.num_cpus} CPU and {num_gpus} GPU ({have.device_name}){only}")
+    lines.append(
+        f"resources {cpus} CPU and {gpus} GPU a trial, of {have.num_cpus} CPU and {num_gpus} GPU"
+        f" ({have.device_name}){only}"
+    )
     return lines
 
 
 def _describe_domain(domain: Any) -> str:
     if hasattr(domain, "options"):
         return ", ".join(override_text(value) for value, _ in domain.options)
-    settings = {key: value for key, value in vars(domain).items() if value is not None and value is not False}
+    settings = {
+        key: value
+        for key, value in vars(domain).items()
+        if value is not None and value is not False
+    }
     low, high = settings.pop("low"), settings.pop("high")
     if isinstance(domain, PowerOfTwo):
         return f"{low} to {high}, powers of two"
-    shown = [key if value is True else f"{key} {value}" for key, value in settings.items() if not (key == "step" and value == 1)]
+    shown = [
+        key if value is True else f"{key} {value}"
+        for key, value in settings.items()
+        if not (key == "step" and value == 1)
+    ]
     return ", ".join([f"{low} to {high}", *shown])
 
 
-def _devices(trial: TrialConfig, cluster: ClusterConfig, capabilities: Capabilities) -> tuple[int, str]:
+def _devices(
+    trial: TrialConfig, cluster: ClusterConfig, capabilities: Capabilities
+) -> tuple[int, str]:
     """How many workers of a training the devices hold that a study uses, and what they are."""
     if uses_cuda(trial, capabilities):
         return cluster.num_gpus or capabilities.num_gpus, "GPUs"
     return (cluster.num_cpus or capabilities.num_cpus) // (cluster.cpus_per_worker or 1), "CPUs"
 
 
-def _without_uneven(space: SearchSpace, trial: TrialConfig, num_devices: int, devices: str) -> tuple[SearchSpace, list[str]]:
-    """The space without numbers of workers that leave devices idle: those that do not divide their number, where others do."""
+def _without_uneven(
+    space: SearchSpace, trial: TrialConfig, num_devices: int, devices: str
+) -> tuple[SearchSpace, list[str]]:
+    """The space without numbers of workers that leave devices idle: those that do not divide
+    their number, where others do.
+    """
     offered: dict[str, list[int]] = {}
     for name, value, _ in space.probes():
         if name.rpartition("/")[2] == "parallelism.num_workers" and isinstance(value, int):
@@ -318,11 +438,17 @@ def _without_uneven(space: SearchSpace, trial: TrialConfig, num_devices: int, de
                 space = space.without(name, value)
                 left_out[value] = None
     numbers = ", ".join(map(str, sorted(left_out)))
-    return space, [f"parallelism.num_workers={numbers}: accepted are divisors of the {num_devices} {devices}"] if left_out else []
+    return space, (
+        [f"parallelism.num_workers={numbers}: accepted are divisors of the {num_devices} {devices}"]
+        if left_out
+        else []
+    )
 
 
 def _without_unsuitable(
-    space: SearchSpace, probes: list[tuple[str, Any, Suggestion]], why_not: Callable[[Suggestion], str | None]
+    space: SearchSpace,
+    probes: list[tuple[str, Any, Suggestion]],
+    why_not: Callable[[Suggestion], str | None],
 ) -> tuple[SearchSpace, list[str]]:
     dropped: list[str] = []
     for name, value, point in probes:
@@ -334,13 +460,22 @@ def _without_unsuitable(
 
 
 def _is_to_blame(
-    name: str, value: Any, point: Suggestion, probes: list[tuple[str, Any, Suggestion]], why_not: Callable[[Suggestion], str | None]
+    name: str,
+    value: Any,
+    point: Suggestion,
+    probes: list[tuple[str, Any, Suggestion]],
+    why_not: Callable[[Suggestion], str | None],
 ) -> bool:
-    """Whether an option itself cannot run, rather than another choice's first option, which the option's probe also contains."""
+    """Whether an option itself cannot run, rather than another choice's first option, which the
+    option's probe also contains.
+    """
     key = name.rpartition("/")[2]
     for other_name, other_value, other_point in probes:
         if other_name == name and other_value != value:
-            values = {opened: point.values.get(opened, default) for opened, default in other_point.values.items()}
+            values = {
+                opened: point.values.get(opened, default)
+                for opened, default in other_point.values.items()
+            }
             swapped = replace(point, values={**values, key: other_point.values[key]})
             if why_not(swapped) is None:
                 return True

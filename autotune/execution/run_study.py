@@ -1,7 +1,8 @@
 """Running a whole study: search, confirmation, export and report.
 
-Everything that must outlive the process is in the study's storage, and every file in the study's folder is derived from the storage, so
-the same command resumes a study wherever an earlier process stopped.
+Everything that must outlive the process is in the study's storage, and every file in the study's
+folder is derived from the storage, so the same command resumes a study wherever an earlier process
+stopped.
 """
 
 import itertools
@@ -24,7 +25,12 @@ from autotune.execution.conclusion import conclude_study
 from autotune.execution.confirmation import Confirmation, conclude
 from autotune.execution.fork_server import ForkServer, machine_in_this_process
 from autotune.execution.interrupt import interruptible
-from autotune.execution.live_study import LiveStudy, confirmation_config, opened, tracked_confirmation
+from autotune.execution.live_study import (
+    LiveStudy,
+    confirmation_config,
+    opened,
+    tracked_confirmation,
+)
 from autotune.execution.paired_runs import Lanes, PairedRun, run_in_turns
 from autotune.execution.plan import StudyPlan, device_lines
 from autotune.execution.task_run import TrialTask
@@ -53,14 +59,17 @@ def run_study(
     """Run a planned study, or resume it where an earlier process stopped.
 
     Args:
-        command: command-line arguments that started the study, from which the command that resumes it is made.
+        command: command-line arguments that started the study, from which the command that resumes
+            it is made.
         code_folders: folders that may hold Python modules of the user's own.
         connection: connection to Ray; closed as soon as no worker is needed any more.
         fork_server: the driver's own fork server, for trials and confirmation runs on this machine.
-        trains: whether anything is trained; if not, the tracker is only given what it lacks of the study.
+        trains: whether anything is trained; if not, the tracker is only given what it lacks of the
+            study.
 
     Returns:
-        The exit code: 0 finished, 3 nothing reached the target, 130 interrupted; 1, without ``trains``, if the tracker lacks something.
+        The exit code: 0 finished, 3 nothing reached the target, 130 interrupted; 1, without
+            ``trains``, if the tracker lacks something.
 
     Raises:
         AutotuneError: the study cannot be run; the message is one line.
@@ -74,7 +83,9 @@ def run_study(
             command=command,
             code_folders=code_folders,
             console=console,
-            describe_machine=machine_in_this_process if fork_server is None else fork_server.machine,
+            describe_machine=(
+                machine_in_this_process if fork_server is None else fork_server.machine
+            ),
         ) as live,
     ):
         if not trains:
@@ -87,7 +98,10 @@ def run_study(
         except ClusterError as error:
             if not connection.is_lost:
                 raise
-            raise ClusterError(f"{error}; what was found is kept, and the study goes on with: {live.resume_command}") from error
+            raise ClusterError(
+                f"{error}; what was found is kept, and the study goes on with:"
+                f" {live.resume_command}"
+            ) from error
         except KeyboardInterrupt:  # a second Ctrl-C ends the study at once
             interrupt.set()
             live.tracker.hurry()
@@ -103,7 +117,9 @@ def run_study(
 
 
 def _push(live: LiveStudy) -> int:
-    """Give the tracker what it lacks of a study, conclude the study again if it has ended, and return the exit code."""
+    """Give the tracker what it lacks of a study, conclude the study again if it has ended, and
+    return the exit code.
+    """
     live.tracker.wait()
     if live.is_work_left:
         live.tracker.close(status="KILLED", metrics={}, tags={}, artifacts=[])
@@ -111,25 +127,42 @@ def _push(live: LiveStudy) -> int:
         conclude_study(live, _conclude_stored(live))
     if not live.tracker.is_complete:
         return EXIT_WORKER_ERROR
-    live.console.print(f"{live.tracker.name} holds all runs of study {live.plan.name} that have ended", markup=False, highlight=False)
+    live.console.print(
+        f"{live.tracker.name} holds all runs of study {live.plan.name} that have ended",
+        markup=False,
+        highlight=False,
+    )
     return 0
 
 
 def _search_and_confirm(
-    live: LiveStudy, interrupt: threading.Event, connection: RayConnection, fork_server: ForkServer | None
+    live: LiveStudy,
+    interrupt: threading.Event,
+    connection: RayConnection,
+    fork_server: ForkServer | None,
 ) -> Confirmation | None:
-    """Search while there is budget, then confirm; return early, with None, once ``interrupt`` is set."""
+    """Search while there is budget, then confirm.
+
+    Return early, with None, once ``interrupt`` is set.
+    """
     plan, policy = live.plan, live.policy
     if not live.is_work_left:
         return _conclude_stored(live)
     connection.start()
     try:
         with live.console.status("starting Ray") as status:
-            import autotune.execution.search  # noqa: F401, PLC0415  # imports ray.tune while Ray starts
+            # imports ray.tune while Ray starts
+            import autotune.execution.search  # noqa: F401, PLC0415
 
             size = connection.size(interrupt)
             if not plan.may_grow:
-                check_can_start("a trial", size, plan.config.cluster, plan.trial.num_workers, *plan.resources(plan.trial))
+                check_can_start(
+                    "a trial",
+                    size,
+                    plan.config.cluster,
+                    plan.trial.num_workers,
+                    *plan.resources(plan.trial),
+                )
             status.update("opening the tracker, which gets what it lacks of earlier trials")
             live.tracker.wait()  # raises the tracker's errors before anything is trained
         with live.display:
@@ -140,10 +173,14 @@ def _search_and_confirm(
             for study in plan.earlier:
                 live.display.note(f"warm start: {study.summary}")
             if live.has_search and not interrupt.is_set():
-                connection.run(lambda: _search(live, size, interrupt, connection, fork_server), interrupt)
+                connection.run(
+                    lambda: _search(live, size, interrupt, connection, fork_server), interrupt
+                )
             if interrupt.is_set() or policy.error is not None or not live.needs_confirmation:
                 return None
-            connection.run(lambda: _confirm(live, size, interrupt, connection, fork_server), interrupt)
+            connection.run(
+                lambda: _confirm(live, size, interrupt, connection, fork_server), interrupt
+            )
     finally:
         if not connection.is_lost:  # otherwise it is closed last: what Ray does then is uncertain
             connection.close()
@@ -151,21 +188,37 @@ def _search_and_confirm(
 
 
 def _search(
-    live: LiveStudy, size: ClusterSize, interrupt: threading.Event, connection: RayConnection, fork_server: ForkServer | None
+    live: LiveStudy,
+    size: ClusterSize,
+    interrupt: threading.Event,
+    connection: RayConnection,
+    fork_server: ForkServer | None,
 ) -> None:
     from autotune.execution.search import run_search  # noqa: PLC0415  # imports ray
-    from autotune.execution.trial_manager import TrialManager  # noqa: PLC0415  # only a search needs it
+
+    # only a search needs it
+    from autotune.execution.trial_manager import TrialManager  # noqa: PLC0415
 
     plan, policy = live.plan, live.policy
-    tables = StudyTables(plan.folder, plan.space, list(policy.results.values()), policy.scores, score_format_of(plan.objective).unit)
+    tables = StudyTables(
+        plan.folder,
+        plan.space,
+        list(policy.results.values()),
+        policy.scores,
+        score_format_of(plan.objective).unit,
+    )
     num_cpus, num_gpus = plan.resources(plan.trial)
     fault = fork_server.fault(interrupt.is_set) if fork_server is not None else None
     if fault is not None:
-        logger.warning("each worker imports torch itself, since the process that was to fork them cannot: %s", fault)
+        logger.warning(
+            "each worker imports torch itself, since the process that was to fork them cannot: %s",
+            fault,
+        )
     address = fork_server.address if fork_server is not None and fault is None else None
 
     def hold_tracker() -> None:
-        if live.needs_confirmation and not plan.capabilities.num_gpus:  # confirmation runs come next, and they are timed
+        # confirmation runs come next, and they are timed
+        if live.needs_confirmation and not plan.capabilities.num_gpus:
             live.tracker.pause()
 
     room = FreeResources(
@@ -177,7 +230,13 @@ def _search(
     )
 
     def unsuitable(config: TrialConfig) -> str | None:
-        shortage = None if plan.may_grow else size.shortage(config.num_workers, *plan.resources(config), plan.config.cluster.placement)
+        shortage = (
+            None
+            if plan.may_grow
+            else size.shortage(
+                config.num_workers, *plan.resources(config), plan.config.cluster.placement
+            )
+        )
         return plan.unsuitable(config) or shortage
 
     def tell_of_waiting(task: TrialTask) -> None:
@@ -201,18 +260,24 @@ def _search(
         on_last_trial=hold_tracker,
     )
     make_folder(plan.state_folder(0).parent)
-    run_search(trial_manager, folder=plan.folder / ".ray", interrupt=interrupt, check_ray=connection.check)
+    run_search(
+        trial_manager, folder=plan.folder / ".ray", interrupt=interrupt, check_ray=connection.check
+    )
     if policy.is_not_worth_more and policy.outlook is not None:
-        outlook, scale, trainings = policy.outlook, score_format_of(plan.objective), plan.config.search.expected_trainings or 0
+        outlook, scale, trainings = (
+            policy.outlook,
+            score_format_of(plan.objective),
+            plan.config.search.expected_trainings or 0,
+        )
         saved = scale.format(trainings * outlook.saving)
         live.display.note(
-            f"the search ends: {outlook.num_trials} more trials cost {scale.format(outlook.cost)} and are expected to save {saved} "
-            f"over {trainings:,} trainings"
+            f"the search ends: {outlook.num_trials} more trials cost {scale.format(outlook.cost)}"
+            f" and are expected to save {saved} over {trainings:,} trainings"
         )
     if policy.is_exhausted and not (trial_manager.is_over or interrupt.is_set()):
         live.display.note(
-            f"the search ends: all {num_points(plan.space):,.0f} points of the search space have been tried (search.repeats=true lets tpe, "
-            f"gp, cmaes and random try them again)"
+            f"the search ends: all {num_points(plan.space):,.0f} points of the search space have"
+            " been tried (search.repeats=true lets tpe, gp, cmaes and random try them again)"
         )
     if trial_manager.is_finished:  # otherwise the states of paused trials are still needed
         shutil.rmtree(plan.state_folder(0).parent, ignore_errors=True)
@@ -221,7 +286,11 @@ def _search(
 
 
 def _confirm(
-    live: LiveStudy, size: ClusterSize, interrupt: threading.Event, connection: RayConnection, fork_server: ForkServer | None
+    live: LiveStudy,
+    size: ClusterSize,
+    interrupt: threading.Event,
+    connection: RayConnection,
+    fork_server: ForkServer | None,
 ) -> None:
     """Make the confirmation runs that the study still lacks."""
     plan, race = live.plan, live.planned_race()
@@ -231,18 +300,30 @@ def _confirm(
 
     def task(arm: Arm, number: int) -> TrialTask:
         name = confirmation_name(arm.trial, number)
-        config, path = confirmation_config(plan, arm.suggestion, number), run_path(plan.folder, name)
-        made = live.task(name, config, math.inf, plan.trial_deadline_seconds, score_test=True, weights_path=path)
+        config, path = (
+            confirmation_config(plan, arm.suggestion, number),
+            run_path(plan.folder, name),
+        )
+        made = live.task(
+            name, config, math.inf, plan.trial_deadline_seconds, score_test=True, weights_path=path
+        )
         return replace(made, number=arm.trial)
 
-    lanes = Lanes.of([task(arm, race.first_round) for arm in race.arms], plan.capabilities) if plan.capabilities.num_gpus else Lanes()
+    lanes = (
+        Lanes.of([task(arm, race.first_round) for arm in race.arms], plan.capabilities)
+        if plan.capabilities.num_gpus
+        else Lanes()
+    )
     num_ended = len(race.runs(confirmations(live.study)))
     starts = itertools.count(num_ended + 1)
 
     def batches() -> Iterator[list[list[PairedRun]]]:
         while (now := race.standing(confirmations(live.study), limits, plan.objective)).pending:
             goes_side_by_side = lanes.number > 1 and (lanes.are_alike or now.claim_rounds)
-            yield [[run(now, *key) for key in unit] for unit in (now.batch(lanes.number) if goes_side_by_side else [now.pending[:1]])]
+            yield [
+                [run(now, *key) for key in unit]
+                for unit in (now.batch(lanes.number) if goes_side_by_side else [now.pending[:1]])
+            ]
 
     def run(now: Standing, trial: int, race_round: int) -> PairedRun:
         arm, number = arms[trial], race_round + race.first_round
@@ -252,14 +333,25 @@ def _confirm(
             live.display.confirming(next(starts), now.num_runs, f"{arm.label} ({phase})")
 
         tracked = tracked_confirmation(plan, trial, arm.suggestion, number)
-        return PairedRun(arm=trial, number=number, task=task(arm, number), tracked=tracked, on_start=on_start)
+        return PairedRun(
+            arm=trial, number=number, task=task(arm, number), tracked=tracked, on_start=on_start
+        )
 
     def on_end(run: PairedRun, result: TrialResult) -> None:
         nonlocal num_ended
         num_ended += 1
         store_confirmation(live.study, run.arm, run.number, result)
-        of_arm = {number: made for (trial, number), made in confirmations(live.study).items() if trial == run.arm}
-        keep_first(plan.folder, run.tracked.name, result, earlier=[made for number, made in of_arm.items() if number < run.number])
+        of_arm = {
+            number: made
+            for (trial, number), made in confirmations(live.study).items()
+            if trial == run.arm
+        }
+        keep_first(
+            plan.folder,
+            run.tracked.name,
+            result,
+            earlier=[made for number, made in of_arm.items() if number < run.number],
+        )
         if result.contention is not None:
             live.display.spoilt(f"{run.tracked.name}  marked: {result.contention}")
 
@@ -278,7 +370,10 @@ def _confirm(
 
 
 def _conclude_stored(live: LiveStudy) -> Confirmation | None:
-    """Conclude the race from the confirmation runs in the storage; None if the study has no confirmation."""
+    """Conclude the race from the confirmation runs in the storage.
+
+    None if the study has no confirmation.
+    """
     if not live.needs_confirmation:
         return None
     race = live.planned_race()

@@ -1,4 +1,5 @@
-"""Running the search on Ray Tune: the searcher asks the policy for trials, the scheduler tells it of reports, and Ray runs the workers.
+"""Running the search on Ray Tune: the searcher asks the policy for trials, the scheduler tells it
+of reports, and Ray runs the workers.
 
 Ray's own experiment state, loggers and signal handling are off: a study resumes from its storage.
 """
@@ -24,12 +25,22 @@ from autotune.files import make_folder, replace_file
 from autotune.search.stopping import Decision
 
 
-def run_search(trial_manager: TrialManager, *, folder: Path, interrupt: threading.Event, check_ray: Callable[[], None]) -> None:
-    """Run trials until the policy suggests no more, or ``interrupt`` is set; trials that still run then are given up.
+def run_search(
+    trial_manager: TrialManager,
+    *,
+    folder: Path,
+    interrupt: threading.Event,
+    check_ray: Callable[[], None],
+) -> None:
+    """Run trials until the policy suggests no more, or ``interrupt`` is set.
+
+    Trials that still run then are given up.
 
     Args:
-        folder: folder for the files that Ray cannot do without; deleted before and after the search.
-        check_ray: raises if Ray is gone; called before the death of a worker is held against its trial.
+        folder: folder for the files that Ray cannot do without; deleted before and after the
+            search.
+        check_ray: raises if Ray is gone; called before the death of a worker is held against its
+            trial.
     """
     shutil.rmtree(folder, ignore_errors=True)
     try:
@@ -58,14 +69,19 @@ def run_search(trial_manager: TrialManager, *, folder: Path, interrupt: threadin
 
 
 class PolicySearcher(Searcher):  # type: ignore[misc]  # ray has no types
-    """Asks the policy for Ray Tune's next trial, but only when a worker is free for it: Ray itself would ask one trial ahead."""
+    """Asks the policy for Ray Tune's next trial, but only when a worker is free for it: Ray
+    itself would ask one trial ahead.
+    """
 
     def __init__(self, trial_manager: TrialManager) -> None:
         super().__init__()
         self._trial_manager = trial_manager
 
     def suggest(self, trial_id: str) -> Any:
-        """The task of the next trial; None if there is none at the moment, ``Searcher.FINISHED`` if there will be no more."""
+        """The task of the next trial.
+
+        None if there is none at the moment, ``Searcher.FINISHED`` if there will be no more.
+        """
         task = self._trial_manager.next_task(trial_id)
         if task is not None:
             return {"task": task}
@@ -74,13 +90,20 @@ class PolicySearcher(Searcher):  # type: ignore[misc]  # ray has no types
     def save(self, checkpoint_path: str) -> None:
         """Write nothing: the study resumes from its storage."""
 
-    def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
-        """Give up a trial that Ray ended together with the whole search; the policy knows of any other trial's end already."""
+    def on_trial_complete(
+        self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
+    ) -> None:
+        """Give up a trial that Ray ended together with the whole search.
+
+        The policy knows of any other trial's end already.
+        """
         self._trial_manager.interrupted(trial_id)
 
 
 class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
-    """Passes workers' reports to the policy and its decisions to Ray, and resumes paused trials when the policy says so."""
+    """Passes workers' reports to the policy and its decisions to Ray, and resumes paused trials
+    when the policy says so.
+    """
 
     def __init__(self, trial_manager: TrialManager, check_ray: Callable[[], None]) -> None:
         super().__init__()
@@ -94,10 +117,13 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
         self._new.append(trial)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
-        """A paused trial that is to be resumed, with its new task, else the first new trial; also stops paused trials that have ended.
+        """A paused trial that is to be resumed, with its new task, else the first new trial.
 
-        Ray gives a free worker to the trial chosen here, and stops the worker that is being started for that trial. So a trial whose worker
-        is starting is never chosen, or short trials would run on one worker for ever. Ray starts workers for the other new trials itself.
+        Also stops paused trials that have ended.
+
+        Ray gives a free worker to the trial chosen here, and stops the worker that is being started
+        for that trial. So a trial whose worker is starting is never chosen, or short trials would
+        run on one worker for ever. Ray starts workers for the other new trials itself.
         """
         new, self._new = self._new, []
         _forget_ended(tune_controller)
@@ -116,25 +142,40 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
         return next((trial for trial in new if trial.status == Trial.PENDING), None)
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
-        """Ray's decision on a trial after a report: go on, pause or stop. An unfit worker is asked once more, which ends its process."""
+        """Ray's decision on a trial after a report: go on, pause or stop.
+
+        An unfit worker is asked once more, which ends its process.
+        """
         report = result["report"]
         decision = self._trial_manager.reported(trial.trial_id, report)
         if decision is Decision.PAUSE:
             self._paused[trial.trial_id] = trial
             return str(TrialScheduler.PAUSE)
-        return str(TrialScheduler.CONTINUE if decision is Decision.CONTINUE or result["is_unfit"] else TrialScheduler.STOP)
+        return str(
+            TrialScheduler.CONTINUE
+            if decision is Decision.CONTINUE or result["is_unfit"]
+            else TrialScheduler.STOP
+        )
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
-        """Tell the trial manager that a trial's worker is gone, which ends a trial that had not ended."""
+        """Tell the trial manager that a trial's worker is gone, which ends a trial that had not
+        ended.
+        """
         self._check_ray()
         self._trial_manager.died(trial.trial_id, _death_reason(trial))
 
 
 def _forget_ended(tune_controller: Any) -> None:
-    """Let go of trials that have ended: Ray keeps every trial with its task, in several places, and writes all of them at the end."""
+    """Let go of trials that have ended: Ray keeps every trial with its task, in several places,
+    and writes all of them at the end.
+    """
     trials = tune_controller.get_trials()
-    controller = getattr(tune_controller, "_tune_controller", tune_controller)  # without its wrapper for schedulers, which warns
-    kept: list[set[Any]] = [getattr(controller, name, set()) for name in ("_stopped_trials", "_failed_trials", "_trials_to_cache")]
+    # without its wrapper for schedulers, which warns
+    controller = getattr(tune_controller, "_tune_controller", tune_controller)
+    kept: list[set[Any]] = [
+        getattr(controller, name, set())
+        for name in ("_stopped_trials", "_failed_trials", "_trials_to_cache")
+    ]
     for trial in [trial for trial in trials[1:] if trial.is_finished()]:
         trials.remove(trial)
         for of_ray in kept:
@@ -150,7 +191,10 @@ def _death_reason(trial: Any) -> str:
 
 
 class _Callback(TrialProgressCallback):  # type: ignore[misc]  # ray has no types
-    """Tells the trial manager of starts. It takes the place of Ray's own callback, which prints results, and keeps every trial for that."""
+    """Tells the trial manager of starts.
+
+    It takes the place of Ray's own callback, which prints results, and keeps every trial for that.
+    """
 
     def __init__(self, trial_manager: TrialManager) -> None:
         super().__init__()
@@ -165,7 +209,9 @@ class _Callback(TrialProgressCallback):  # type: ignore[misc]  # ray has no type
         self._trial_manager.started(trial.trial_id)
 
     def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
-        """Create each trial's file of results, empty since Ray's loggers are off: Ray reads it at the end, and warns if it is missing."""
+        """Create each trial's file of results, empty since Ray's loggers are off: Ray reads it
+        at the end, and warns if it is missing.
+        """
         for trial in trials:
             results = Path(trial.storage.trial_fs_path) / EXPR_RESULT_FILE
             replace_file(make_folder(results.parent) / results.name, "")

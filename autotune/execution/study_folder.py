@@ -1,4 +1,6 @@
-"""The folder of a study or a comparison: locked by one process at a time, with a file of all log messages."""
+"""The folder of a study or a comparison: locked by one process at a time, with a file of all log
+messages.
+"""
 
 import contextlib
 import fcntl
@@ -16,7 +18,9 @@ from autotune.hiding import LogFormatter
 
 @contextlib.contextmanager
 def sole_user(folder: Path) -> Iterator[None]:
-    """Lock a folder for this process and delete the hang files that ended workers left in it; the lock also ends with the process.
+    """Lock a folder for this process and delete the hang files that ended workers left in it.
+
+    The lock also ends with the process.
 
     Raises:
         StudyError: another process has locked the folder, or it cannot be written.
@@ -35,7 +39,8 @@ def sole_user(folder: Path) -> Iterator[None]:
 
 
 def check_usable(folder: Path) -> None:
-    """Check that a process may become the sole user of a folder, if it exists, without waiting for all that a study starts.
+    """Check that a process may become the sole user of a folder, if it exists, without waiting for
+    all that a study starts.
 
     Raises:
         StudyError: another process has locked the folder, or it cannot be written.
@@ -64,7 +69,9 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise StudyError(f"study.name={folder.name}: another process runs it; accepted is another study.name") from error
+            raise StudyError(
+                f"study.name={folder.name}: another process runs it; accepted is another study.name"
+            ) from error
         yield
 
 
@@ -72,19 +79,36 @@ _LOCK = ".lock"
 _FOLDERS = ("figures", "recording", "paused", ".weights", ".ray")
 _APPENDED = (_LOCK, "autotune.log", "study.log", "trace.csv", "trials.csv")
 _REPLACED = (
-    "best.json", "best.py", "best.safetensors", "best.yaml", "best_arguments.yaml", "compare.json", "machine.yaml", "pareto_front.csv",
-    "report.html", "runs.csv", "scaling.json", "summary.json",
-)  # fmt: skip
-"""What autotune keeps in a folder of a study or a comparison: folders, files that it appends to, and files that it only replaces."""
+    "best.json",
+    "best.py",
+    "best.safetensors",
+    "best.yaml",
+    "best_arguments.yaml",
+    "compare.json",
+    "machine.yaml",
+    "pareto_front.csv",
+    "report.html",
+    "runs.csv",
+    "scaling.json",
+    "summary.json",
+)
+"""What autotune keeps in a folder of a study or a comparison: folders, files that it appends to,
+and files that it only replaces."""
 
 
 def check_kinds(folder: Path) -> None:
-    """Check that all that autotune keeps in a folder is a file or a folder where it should be, and that no link leads elsewhere.
+    """Check that all that autotune keeps in a folder is a file or a folder where it should be, and
+    that no link leads elsewhere.
 
     Raises:
-        FileError: something else is in the place of a file or a folder; names it, and what was found.
+        FileError: something else is in the place of a file or a folder; names it, and what was
+            found.
     """
-    for names, is_folder, may_be_link in ((_FOLDERS, True, False), (_APPENDED, False, False), (_REPLACED, False, True)):
+    for names, is_folder, may_be_link in (
+        (_FOLDERS, True, False),
+        (_APPENDED, False, False),
+        (_REPLACED, False, True),
+    ):
         for name in names:
             check_kind(folder / name, is_folder=is_folder, may_be_link=may_be_link)
     for state in (folder / "paused").glob("trial-*"):
@@ -97,7 +121,9 @@ def _delete_hang_files(folder: Path) -> None:
 
 
 class _LogFile(logging.StreamHandler[TextIO]):
-    """A log on a disk that may be full: its messages are lost then, and the line that ends the study for it is the only one."""
+    """A log on a disk that may be full: its messages are lost then, and the line that ends the
+    study for it is the only one.
+    """
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # named by logging
         """Print what is wrong with a message, unless it could not be written."""
@@ -107,7 +133,9 @@ class _LogFile(logging.StreamHandler[TextIO]):
 
 @contextlib.contextmanager
 def log_file(path: Path) -> Iterator[None]:
-    """Write all log messages, of autotune and of libraries, to a file while the context lasts; also Python's warnings.
+    """Write all log messages, of autotune and of libraries, to a file while the context lasts.
+
+    Also Python's warnings.
 
     Raises:
         FileError: the file cannot be written.

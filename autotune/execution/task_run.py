@@ -1,6 +1,7 @@
 """One training inside a worker process: its task, its run and its reports.
 
-How a trial ends is reported as data, not raised. Nothing here needs Ray, so that a fresh process has little to import.
+How a trial ends is reported as data, not raised. Nothing here needs Ray, so that a fresh process
+has little to import.
 """
 
 import contextlib
@@ -20,7 +21,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 from autotune.config.schema import TrialConfig
 from autotune.contention import Contention
 from autotune.errors import AutotuneError, ConfigError, DataError, StateError, last_exception
-from autotune.execution.death import LOW_ON_MEMORY, Death, death_of, hang_path, is_killed, num_killed_for_memory
+from autotune.execution.death import (
+    LOW_ON_MEMORY,
+    Death,
+    death_of,
+    hang_path,
+    is_killed,
+    num_killed_for_memory,
+)
 from autotune.execution.trial_folder import OUTPUT_FILE, has_printed, last_printed, trial_folder
 from autotune.execution.watch import Watch, descendants
 from autotune.files import appending, make_folder
@@ -55,34 +63,44 @@ class TrialTask:
     code_folders: tuple[str, ...]
     """Folders that may hold Python modules of the user's own."""
     working_folder: str
-    """The driver's working folder: relative paths in a configuration start there if the worker's machine has that folder."""
+    """The driver's working folder: relative paths in a configuration start there if the worker's
+    machine has that folder."""
     hang_folder: str
-    """Folder where a hung process leaves its stack traces, if the worker's machine has that folder."""
+    """Folder where a hung process leaves its stack traces, if the worker's machine has that
+    folder."""
     num_cpus: int
     """Number of CPUs of all workers together."""
     num_gpus: int
     """Number of GPUs of all workers together."""
     logs_folder: str | None = None
-    """Folder whose folder of the run's name gets what the training's own code logs to MLflow; None if it logs where it says."""
+    """Folder whose folder of the run's name gets what the training's own code logs to MLflow;
+    None if it logs where it says."""
     compiled_folder: str | None = None
     """Folder for compiled code in place of the machine's own, if the worker's machine has it."""
     score_test: bool = False
     weights_path: str | None = None
-    """File for the weights at the end, if the worker's machine has its folder; a training function of the user's writes those it saved."""
+    """File for the weights at the end, if the worker's machine has its folder; a training
+    function of the user's writes those it saved."""
     state_folder: str | None = None
-    """Folder for the training state while the trial is paused; None for a trial that is never paused."""
+    """Folder for the training state while the trial is paused; None for a trial that is never
+    paused."""
     is_paused: bool = False
-    """Whether the trial has been paused: its training then continues from the state in ``state_folder``."""
+    """Whether the trial has been paused: its training then continues from the state in
+    ``state_folder``."""
     placement: str = "PACK"
     """Ray's placement strategy for the workers: how they are distributed over machines."""
     accelerator_type: str | None = None
-    """Ray's accelerator type of the GPUs that each worker's machine must have; None for any machine."""
+    """Ray's accelerator type of the GPUs that each worker's machine must have; None for any
+    machine."""
     fork_server: str | None = None
-    """Address of the driver's fork server, which forks a process for the trial; None if the worker itself trains it."""
+    """Address of the driver's fork server, which forks a process for the trial; None if the
+    worker itself trains it."""
     niceness: int = field(default_factory=lambda: os.getpriority(os.PRIO_PROCESS, 0))
-    """The driver's niceness, which workers take if permitted; on a cluster that was joined they start with Ray's, usually 15."""
+    """The driver's niceness, which workers take if permitted; on a cluster that was joined they
+    start with Ray's, usually 15."""
     driver: tuple[str, int] = field(default_factory=lambda: (platform.node(), os.getpid()))
-    """Host and process id of the driver: processes that the driver has started belong to the study and are no contention."""
+    """Host and process id of the driver: processes that the driver has started belong to the
+    study and are no contention."""
 
     @property
     def num_workers(self) -> int:
@@ -99,17 +117,21 @@ class WorkerReport:
     """How the training ended; None in every report before the last."""
     error: str | None = None
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
-    """What the numbers depend on, such as versions and device; empty except in the first report with an evaluation."""
+    """What the numbers depend on, such as versions and device; empty except in the first report
+    with an evaluation."""
     test_metric: float | None = None
     is_first_in_process: bool = True
     can_pause: bool = False
     """Whether the training's state can be kept now, to continue later."""
     contention: Contention | None = None
-    """What else used the machine so far, as the training's first worker measured it; None before its first measurement."""
+    """What else used the machine so far, as the training's first worker measured it; None before
+    its first measurement."""
     is_data_missing: bool = False
-    """Whether the error is that this machine cannot read the data set: then every other configuration would fail as well."""
+    """Whether the error is that this machine cannot read the data set: then every other
+    configuration would fail as well."""
     num_retries: int = 0
-    """Number of times that the point is tried again before the outcome holds, after a process was killed from outside."""
+    """Number of times that the point is tried again before the outcome holds, after a process
+    was killed from outside."""
 
 
 _num_trainings = 0
@@ -120,7 +142,8 @@ class TaskRun:
     """One training in this process, asked for one report at a time.
 
     Args:
-        meet: starts the task's other workers, and returns where this process, the first worker, meets them; None if there are no others.
+        meet: starts the task's other workers, and returns where this process, the first worker,
+            meets them; None if there are no others.
     """
 
     def __init__(
@@ -132,7 +155,11 @@ class TaskRun:
         _num_trainings += 1
         self._is_first = _num_trainings == 1
         self._task = task
-        self._watch = Watch(deadline_seconds=task.deadline_seconds, driver=task.driver, hang_file=self._open_hang_file)
+        self._watch = Watch(
+            deadline_seconds=task.deadline_seconds,
+            driver=task.driver,
+            hang_file=self._open_hang_file,
+        )
         self._num_killed = num_killed_for_memory()
         self._training: Generator[Evaluation, Path | None, float | None] | None = None
         self._fingerprint: Mapping[str, Any] = {}
@@ -148,7 +175,10 @@ class TaskRun:
         return self._task.num_workers
 
     def next_report(self) -> WorkerReport:
-        """Train to the next evaluation, or to the training's end; at the trial's deadline this process is killed."""
+        """Train to the next evaluation, or to the training's end.
+
+        At the trial's deadline this process is killed.
+        """
         with self._watch.on(), paused_while_waiting(self._watch.off):
             report = self._advance()
         contention = self._watch.contention(is_last=report.outcome is not None)
@@ -156,7 +186,8 @@ class TaskRun:
         return replace(report, evaluation=evaluation, contention=contention)
 
     def keep(self) -> None:
-        """Write the training's state to the task's state folder, for another process to continue from.
+        """Write the training's state to the task's state folder, for another process to continue
+        from.
 
         Raises:
             DataError: the state cannot be written.
@@ -170,7 +201,9 @@ class TaskRun:
     @property
     def _can_pause(self) -> bool:
         folder = self._task.state_folder
-        is_able = self._task.num_workers == 1 and (self._task.config.training is None or is_pausable())
+        is_able = self._task.num_workers == 1 and (
+            self._task.config.training is None or is_pausable()
+        )
         return folder is not None and is_able and Path(folder).parent.is_dir()
 
     def close(self) -> None:
@@ -186,7 +219,8 @@ class TaskRun:
             self._hang_file = None
 
     def _advance(self) -> WorkerReport:
-        from autotune.training.device import is_out_of_memory  # noqa: PLC0415  # torch is imported by the first training
+        # torch is imported by the first training
+        from autotune.training.device import is_out_of_memory  # noqa: PLC0415
 
         try:
             if self._training is None:
@@ -198,20 +232,44 @@ class TaskRun:
         except StateError as error:  # of a paused trial, whose point is trained anew
             return WorkerReport(evaluation=None, outcome=Outcome.LOST, error=str(error))
         except AutotuneError as error:
-            return WorkerReport(evaluation=None, outcome=Outcome.INVALID, error=str(error), is_data_missing=isinstance(error, DataError))
-        except Exception as error:  # noqa: BLE001  # any error of the trained code is an outcome, reported with its traceback
+            return WorkerReport(
+                evaluation=None,
+                outcome=Outcome.INVALID,
+                error=str(error),
+                is_data_missing=isinstance(error, DataError),
+            )
+        # any error of the trained code is an outcome, reported with its traceback
+        except Exception as error:  # noqa: BLE001
             if is_killed(error):
-                return report_of_death(self._task, seconds=0.0, reason=f"{_killed_reason(error)}{self._memory_note()}")
+                return report_of_death(
+                    self._task, seconds=0.0, reason=f"{_killed_reason(error)}{self._memory_note()}"
+                )
             text = traceback.format_exc()
             refusal = _refusal_in(text)
-            outcome = Outcome.INVALID if refusal else Outcome.OUT_OF_MEMORY if is_out_of_memory(error) else Outcome.ERRORED
-            return WorkerReport(evaluation=None, outcome=outcome, error=refusal or f"{text}{self._output_note()}")
+            outcome = (
+                Outcome.INVALID
+                if refusal
+                else Outcome.OUT_OF_MEMORY
+                if is_out_of_memory(error)
+                else Outcome.ERRORED
+            )
+            return WorkerReport(
+                evaluation=None, outcome=outcome, error=refusal or f"{text}{self._output_note()}"
+            )
         is_first, self._last = self._last is None, evaluation
-        test_metric = self._test_metric(evaluation) if self._task.score_test and evaluation.outcome is not None else None
+        test_metric = (
+            self._test_metric(evaluation)
+            if self._task.score_test and evaluation.outcome is not None
+            else None
+        )
         return WorkerReport(
             evaluation=evaluation,
             outcome=evaluation.outcome,
-            error=_START_UP.format(evaluation) if is_first and self._folder and evaluation.outcome is Outcome.TIMED_OUT else None,
+            error=(
+                _START_UP.format(evaluation)
+                if is_first and self._folder and evaluation.outcome is Outcome.TIMED_OUT
+                else None
+            ),
             fingerprint=self._take_fingerprint(),
             test_metric=test_metric,
             is_first_in_process=self._is_first,
@@ -219,7 +277,11 @@ class TaskRun:
         )
 
     def _output_note(self) -> str:
-        return f"{OUTPUT_AT}{self._folder / OUTPUT_FILE}\n" if self._folder is not None and has_printed(self._folder) else ""
+        return (
+            f"{OUTPUT_AT}{self._folder / OUTPUT_FILE}\n"
+            if self._folder is not None and has_printed(self._folder)
+            else ""
+        )
 
     def _memory_note(self) -> str:
         return LOW_ON_MEMORY if num_killed_for_memory() > self._num_killed else ""
@@ -232,29 +294,40 @@ class TaskRun:
         enter_code_folders(task)
         use_compiled_folder(task)
         if task.config.training is not None:
-            run = trial_folder(Path(task.hang_folder), task.name, number=task.number, seed=task.config.seed, is_resumed=task.is_paused)
+            run = trial_folder(
+                Path(task.hang_folder),
+                task.name,
+                number=task.number,
+                seed=task.config.seed,
+                is_resumed=task.is_paused,
+            )
             self._folder = self._entered.enter_context(run)
         if task.logs_folder is not None and Path(task.logs_folder).parent.is_dir():
             keep_logs(Path(task.logs_folder, task.name), is_resumed=task.is_paused)
-        from autotune.training.run import start_training  # noqa: PLC0415  # torch is imported by the first training
+        # torch is imported by the first training
+        from autotune.training.run import start_training  # noqa: PLC0415
 
         kept: dict[str, Any] = {}
         if task.is_paused and task.state_folder is not None:
             kept["paused_folder"] = Path(task.state_folder)
         if (rendezvous := self._meet(task)) is not None:
-            from autotune.training.parallel.rendezvous import joined_at  # noqa: PLC0415  # imports torch
+            # imports torch
+            from autotune.training.parallel.rendezvous import joined_at  # noqa: PLC0415
 
             kept["ranks"] = self._entered.enter_context(joined_at(rendezvous, task.config))
         return start_training(task.config, **_settings(task), **kept)
 
     def _test_metric(self, evaluation: Evaluation) -> float | None:
-        """The metric on the test split, which the training's generator returns when it is resumed after its last evaluation."""
+        """The metric on the test split, which the training's generator returns when it is
+        resumed after its last evaluation.
+        """
         assert self._training is not None
         try:
             next(self._training)
         except StopIteration as ended:
             return ended.value  # type: ignore[no-any-return]  # the generator's return type
-        except DataError as error:  # the weights could not be written; the measurements are still valid
+        # the weights could not be written; the measurements are still valid
+        except DataError as error:
             logger.warning("%s", error)
             return None
         raise AssertionError(f"training went on after {evaluation.outcome}")
@@ -262,9 +335,12 @@ class TaskRun:
     def _take_fingerprint(self) -> Mapping[str, Any]:
         if self._fingerprint:
             return {}
-        from autotune.training.run import fingerprint  # noqa: PLC0415  # torch is imported by the first training
+        # torch is imported by the first training
+        from autotune.training.run import fingerprint  # noqa: PLC0415
 
-        self._fingerprint = fingerprint(self._task.config, self._task.num_threads, [*descendants(os.getpid())])
+        self._fingerprint = fingerprint(
+            self._task.config, self._task.num_threads, [*descendants(os.getpid())]
+        )
         return self._fingerprint
 
     def _open_hang_file(self) -> TextIO:
@@ -279,15 +355,22 @@ class TaskRun:
 
 
 def follow_task(task: TrialTask, rendezvous: "Rendezvous") -> "Failure | None":
-    """Train a task as one of its other workers until the first worker ends; returns this worker's failure, None if there was none."""
+    """Train a task as one of its other workers until the first worker ends.
+
+    Returns this worker's failure, None if there was none.
+    """
     take_niceness(task)
     enter_code_folders(task)
     use_compiled_folder(task)
-    from autotune.training.parallel.rendezvous import StopNotes, follow  # noqa: PLC0415  # torch is imported by the first training
+    # torch is imported by the first training
+    from autotune.training.parallel.rendezvous import StopNotes, follow  # noqa: PLC0415
 
     with tempfile.TemporaryFile("w") as nowhere:  # the first worker ends what hangs
         watch = Watch(
-            deadline_seconds=math.inf, driver=task.driver, hang_file=lambda: nowhere, on_stopped=StopNotes(rendezvous).note_stopped_seconds
+            deadline_seconds=math.inf,
+            driver=task.driver,
+            hang_file=lambda: nowhere,
+            on_stopped=StopNotes(rendezvous).note_stopped_seconds,
         )
         try:
             with watch.on(), paused_while_waiting(watch.off):
@@ -297,29 +380,41 @@ def follow_task(task: TrialTask, rendezvous: "Rendezvous") -> "Failure | None":
 
 
 def enter_code_folders(task: TrialTask) -> None:
-    """Change to the driver's working folder, if this machine has it, and make the user's own modules importable."""
+    """Change to the driver's working folder, if this machine has it, and make the user's own
+    modules importable.
+    """
     if Path(task.working_folder).is_dir():
         os.chdir(task.working_folder)
     sys.path.extend(folder for folder in task.code_folders if folder not in sys.path)
 
 
 def use_compiled_folder(task: TrialTask) -> None:
-    """Let torch's compiler keep its files in the task's folder for compiled code, if there is one here."""
+    """Let torch's compiler keep its files in the task's folder for compiled code, if there is
+    one here.
+    """
     if task.compiled_folder is not None and Path(task.compiled_folder).is_dir():
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = task.compiled_folder
 
 
 def take_niceness(task: TrialTask) -> None:
-    """Give this thread, and the threads that it will start, the driver's niceness, if that is permitted."""
-    with contextlib.suppress(OSError):  # only root may lower a niceness; the fingerprint has the actual one
+    """Give this thread, and the threads that it will start, the driver's niceness, if that is
+    permitted.
+    """
+    # only root may lower a niceness; the fingerprint has the actual one
+    with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, task.niceness)
 
 
 def warn_of_worker(task: TrialTask, report: WorkerReport) -> None:
-    """Log, once each, if a worker could not take the driver's niceness, and what cannot be told of disturbances of its GPU."""
+    """Log, once each, if a worker could not take the driver's niceness, and what cannot be told
+    of disturbances of its GPU.
+    """
     found = report.fingerprint.get("niceness", task.niceness)
     if found > task.niceness:
-        _warn_once(f"workers run at niceness {found}, not at the driver's {task.niceness}: what else runs on their machines comes first")
+        _warn_once(
+            f"workers run at niceness {found}, not at the driver's {task.niceness}: what else runs"
+            " on their machines comes first"
+        )
     for line in report.fingerprint.get("untold", ()):
         _warn_once(line)
 
@@ -331,7 +426,11 @@ def _warn_once(line: str) -> None:
 
 def _settings(task: TrialTask) -> dict[str, Any]:
     """Keyword arguments that all workers of a task pass to ``start_training``."""
-    settings: dict[str, Any] = {"cap_seconds": task.cap_seconds, "num_threads": task.num_threads, "score_test": task.score_test}
+    settings: dict[str, Any] = {
+        "cap_seconds": task.cap_seconds,
+        "num_threads": task.num_threads,
+        "score_test": task.score_test,
+    }
     if task.weights_path is not None:
         origin = {"study": Path(task.hang_folder).name, "run": task.name}
         settings |= {"weights_path": Path(task.weights_path), "origin": origin}
@@ -339,9 +438,18 @@ def _settings(task: TrialTask) -> dict[str, Any]:
 
 
 def outcome_of_death(task: TrialTask, *, seconds: float, reason: str) -> Death:
-    """What it says that a training's process died without reporting an outcome, ``seconds`` after the training began."""
-    death = death_of(task.name, task.hang_folder, is_past_deadline=seconds >= task.deadline_seconds, reason=reason)
-    printed = "" if task.config.training is None else last_printed(Path(task.hang_folder), task.name)
+    """What it says that a training's process died without reporting an outcome, ``seconds``
+    after the training began.
+    """
+    death = death_of(
+        task.name,
+        task.hang_folder,
+        is_past_deadline=seconds >= task.deadline_seconds,
+        reason=reason,
+    )
+    printed = (
+        "" if task.config.training is None else last_printed(Path(task.hang_folder), task.name)
+    )
     line, *others = death.error.split("\n", 1)
     return death._replace(error="\n".join([f"{line}; {printed}" if printed else line, *others]))
 
@@ -349,20 +457,30 @@ def outcome_of_death(task: TrialTask, *, seconds: float, reason: str) -> Death:
 def report_of_death(task: TrialTask, *, seconds: float, reason: str) -> WorkerReport:
     """The report in place of the one that a training's process did not make before it died."""
     death = outcome_of_death(task, seconds=seconds, reason=reason)
-    return WorkerReport(evaluation=None, outcome=death.outcome, error=death.error, num_retries=death.num_retries)
+    return WorkerReport(
+        evaluation=None, outcome=death.outcome, error=death.error, num_retries=death.num_retries
+    )
 
 
 def _refusal_in(traceback_text: str) -> str | None:
-    """What autotune refused in a process that the training had started; None if that is not what its traceback is about."""
+    """What autotune refused in a process that the training had started.
+
+    None if that is not what its traceback is about.
+    """
     lines = traceback_text.splitlines()
     index = last_exception(lines)
-    found = "" if index is None else lines[index].partition(f"{ConfigError.__module__}.{ConfigError.__name__}: ")[2]
+    found = (
+        ""
+        if index is None
+        else lines[index].partition(f"{ConfigError.__module__}.{ConfigError.__name__}: ")[2]
+    )
     return found or None
 
 
 _START_UP = (
-    "its first evaluation came after {0.train_seconds:.1f} s of training, and {0.build_seconds:.1f} s of building before; what is no "
-    "training, such as reading data, belongs in: with autotune.building()"
+    "its first evaluation came after {0.train_seconds:.1f} s of training, and {0.build_seconds:.1f}"
+    " s of building before; what is no training, such as reading data, belongs in: with"
+    " autotune.building()"
 )
 """What is told of a training that took all of its time to its first evaluation."""
 

@@ -1,7 +1,8 @@
-"""The folder of a run of the user's own code: what the code writes there, and all that it prints, in ``output.txt``.
+"""The folder of a run of the user's own code: what the code writes there, and all that it prints,
+in ``output.txt``.
 
-While the code runs, the file takes the place of its process's stdout and stderr, so that it also has what C libraries and further processes
-print, and what a process printed that was killed.
+While the code runs, the file takes the place of its process's stdout and stderr, so that it also
+has what C libraries and further processes print, and what a process printed that was killed.
 """
 
 import contextlib
@@ -23,7 +24,8 @@ OUTPUT_FILE = "output.txt"
 _NUM_FIRST, _NUM_LAST = 100_000, 900_000
 """Bytes that are kept of a run's output: the first tell its set-up, the last why it failed."""
 _LOOK_EVERY_SECONDS = 1.0
-"""Seconds between two looks at the size of a run's output, which may have doubled its limit meanwhile."""
+"""Seconds between two looks at the size of a run's output, which may have doubled its limit
+meanwhile."""
 _MAX_LINE = 300
 """Characters of a printed line that an error tells."""
 
@@ -34,11 +36,14 @@ def folder_of(study: Path, run: str) -> Path:
 
 
 @contextlib.contextmanager
-def trial_folder(study: Path, run: str, *, number: int | None, seed: int, is_resumed: bool) -> Iterator[Path]:
-    """Context in which the user's code runs: ``autotune.trial`` tells it the run's folder, which has all that is printed meanwhile.
+def trial_folder(
+    study: Path, run: str, *, number: int | None, seed: int, is_resumed: bool
+) -> Iterator[Path]:
+    """Context in which the user's code runs: ``autotune.trial`` tells it the run's folder, which
+    has all that is printed meanwhile.
 
-    The folder is empty at first, unless the run is resumed, and deleted if it is empty at the end. It is a temporary one on a machine that
-    does not have the study's folder.
+    The folder is empty at first, unless the run is resumed, and deleted if it is empty at the end.
+    It is a temporary one on a machine that does not have the study's folder.
 
     Raises:
         FileError: the folder cannot be made, or its file for the output cannot.
@@ -49,7 +54,10 @@ def trial_folder(study: Path, run: str, *, number: int | None, seed: int, is_res
         shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was lost or spoilt
     output = make_folder(folder) / OUTPUT_FILE
     try:
-        with in_trial(TrialInfo(number=number, name=run, folder=folder, seed=seed)), _printing_to(output):
+        with (
+            in_trial(TrialInfo(number=number, name=run, folder=folder, seed=seed)),
+            _printing_to(output),
+        ):
             yield folder
     finally:
         with contextlib.suppress(OSError):
@@ -71,26 +79,39 @@ def has_printed(folder: Path) -> bool:
 
 
 def last_printed(study: Path, run: str) -> str:
-    """What a run whose process died printed last, an exception or a line, and where all of it is; empty if it is not known here."""
+    """What a run whose process died printed last, an exception or a line, and where all of it is.
+
+    Empty if it is not known here.
+    """
     path = folder_of(study, run) / OUTPUT_FILE
     try:
         with path.open("rb") as file:
             file.seek(-min(_NUM_FIRST, file.seek(0, os.SEEK_END)), os.SEEK_END)
-            lines = [line for line in re.split(r"[\r\n]+", file.read().decode(errors="replace")) if line.strip()]
+            lines = [
+                line
+                for line in re.split(r"[\r\n]+", file.read().decode(errors="replace"))
+                if line.strip()
+            ]
     except OSError:
         return ""
     if not lines:
         return ""
     index = last_exception(lines)
-    return f"it last printed: {lines[-1 if index is None else index].strip()[:_MAX_LINE]} (all of it: {path})"
+    return (
+        f"it last printed: {lines[-1 if index is None else index].strip()[:_MAX_LINE]} (all of it:"
+        f" {path})"
+    )
 
 
 @contextlib.contextmanager
 def _printing_to(path: Path) -> Iterator[None]:
-    streams = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)]
+    streams = [
+        stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)
+    ]
     were_buffered = [stream.line_buffering for stream in streams]
     for stream in streams:
-        stream.reconfigure(line_buffering=True)  # also flushes it; what a process has not yet written is lost if it is killed
+        # also flushes it; what a process has not yet written is lost if it is killed
+        stream.reconfigure(line_buffering=True)
     with appending(path) as file:
         kept = [os.dup(descriptor) for descriptor in (1, 2)]
         for descriptor in (1, 2):

@@ -1,4 +1,6 @@
-"""The trials that are being trained or paused, between the policy, which decides, and the workers, which train."""
+"""The trials that are being trained or paused, between the policy, which decides, and the
+workers, which train.
+"""
 
 import logging
 import math
@@ -15,7 +17,13 @@ from autotune.config.compose import Composed, Composer
 from autotune.config.schema import TrialConfig
 from autotune.contention import Contention
 from autotune.errors import AutotuneError, ConfigError, DataError, InvalidTrialError
-from autotune.execution.death import LOW_ON_MEMORY, MOST_RETRIES, NOT_ENDED, is_lost, num_killed_for_memory
+from autotune.execution.death import (
+    LOW_ON_MEMORY,
+    MOST_RETRIES,
+    NOT_ENDED,
+    is_lost,
+    num_killed_for_memory,
+)
 from autotune.execution.task_run import TrialTask, WorkerReport, outcome_of_death, warn_of_worker
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
@@ -29,12 +37,15 @@ logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
 
 MAX_EVALUATIONS = 4000
-"""Maximum number of evaluations that are kept of a trial; of a longer curve half are left out, again and again."""
+"""Maximum number of evaluations that are kept of a trial; of a longer curve half are left out,
+again and again."""
 _MAX_REJECTED_IN_A_ROW = 1000
 
 
 class Listener(Protocol):
-    """Contract of an observer of the search's trials: the terminal, or a file that is written as trials end."""
+    """Contract of an observer of the search's trials: the terminal, or a file that is written as
+    trials end.
+    """
 
     def trial_started(self, trial: int, overrides: tuple[str, ...]) -> None:
         """Called when a worker begins a trial or resumes it."""
@@ -45,15 +56,24 @@ class Listener(Protocol):
         ...
 
     def trial_paused(self, trial: int) -> None:
-        """Called when a trial is paused and leaves its worker; ``trial_started`` follows if it is resumed."""
+        """Called when a trial is paused and leaves its worker.
+
+        ``trial_started`` follows if it is resumed.
+        """
         ...
 
     def trial_lost(self, trial: int, why: str) -> None:
-        """Called when a trial was lost with its machine, or its process was killed; a new trial of the same point follows."""
+        """Called when a trial was lost with its machine, or its process was killed.
+
+        A new trial of the same point follows.
+        """
         ...
 
     def trial_contended(self, trial: int, why: str) -> None:
-        """Called when a trial is discarded since something else on the machine spoilt its times; a new trial of the same point follows."""
+        """Called when a trial is discarded since something else on the machine spoilt its times.
+
+        A new trial of the same point follows.
+        """
         ...
 
     def trial_finished(self, result: TrialResult, score: float | None) -> None:
@@ -105,7 +125,9 @@ class _ManagedTrial:
     """One in so many evaluations is kept in ``evaluations``, beside the last."""
 
     def add(self, evaluation: Evaluation) -> bool:
-        """Take an evaluation, and say whether it is kept once others follow: of a long curve only every second, fourth, ... is."""
+        """Take an evaluation, and say whether it is kept once others follow: of a long curve
+        only every second, fourth, ... is.
+        """
         if self.num_evaluations and (self.num_evaluations - 1) % self.stride:
             self.evaluations.pop()  # it was kept as the last only
         self.evaluations.append(evaluation)
@@ -120,7 +142,10 @@ class _ManagedTrial:
     def pause(self) -> None:
         """Note that the trial leaves its worker, which has kept its state."""
         self.stage = TrialStage.PAUSED
-        self.contention_before, self.contention = _total(self.contention_before, self.contention), None
+        self.contention_before, self.contention = (
+            _total(self.contention_before, self.contention),
+            None,
+        )
 
     def result(self, outcome: Outcome, error: str | None) -> TrialResult:
         """What became of the trial, which ends now."""
@@ -142,22 +167,28 @@ class _ManagedTrial:
 
 
 class TrialManager:
-    """Holds the trials that were handed out and have not ended, by key: the trial id that Ray Tune knows a trial by.
+    """Holds the trials that were handed out and have not ended, by key: the trial id that Ray Tune
+    knows a trial by.
 
-    A paused trial keeps its key, and ``resumed`` returns it when it is to continue. A trial that an earlier process paused is handed out as
-    a new task, with a new key.
+    A paused trial keeps its key, and ``resumed`` returns it when it is to continue. A trial that an
+    earlier process paused is handed out as a new task, with a new key.
 
     Args:
-        make_task: makes a worker's task from the run's name, its configuration, cap in seconds and deadline in seconds.
+        make_task: makes a worker's task from the run's name, its configuration, cap in seconds and
+            deadline in seconds.
         has_room: whether another trial can be trained beside the given tasks.
         state_folder: folder for the training state of a paused trial, by trial number.
         max_retries: how often the point of a lost trial is tried again.
-        max_retakes: how often the point of a trial is tried again whose times were spoilt by something else on the machine. After a few
-            trials in a row for which that did not help, further trials are only marked.
-        time_budget_seconds: time limit of the search, from the start of its first trial; None means no limit.
+        max_retakes: how often the point of a trial is tried again whose times were spoilt by
+            something else on the machine. After a few trials in a row for which that did not help,
+            further trials are only marked.
+        time_budget_seconds: time limit of the search, from the start of its first trial; None means
+            no limit.
         unsuitable: why these machines cannot run a configuration; None if they can.
-        on_waiting: called now and then with the task of a trial that no worker has begun for a while.
-        on_last_trial: called when no further trial will be started, before the paused trials are ended.
+        on_waiting: called now and then with the task of a trial that no worker has begun for a
+            while.
+        on_last_trial: called when no further trial will be started, before the paused trials are
+            ended.
     """
 
     def __init__(
@@ -189,7 +220,8 @@ class TrialManager:
         self._max_retries = max_retries
         self._max_retakes = max_retakes
         self._num_in_vain = 0
-        """Number of trials in a row that were kept and marked as spoilt, however often their points had been tried."""
+        """Number of trials in a row that were kept and marked as spoilt, however often their
+        points had been tried."""
         self._time_budget_seconds = math.inf if time_budget_seconds is None else time_budget_seconds
         self._ends_at = math.inf if self._time_budget_seconds > 0 else -math.inf
         self._has_no_more = False
@@ -199,7 +231,8 @@ class TrialManager:
         self._is_told_of_full_disk = False
         self._trials: dict[str, _ManagedTrial] = {}
         self.refusal: AutotuneError | None = None
-        """Error that every trial would meet: the data cannot be read, the baseline cannot be made, or no suggestion can be run."""
+        """Error that every trial would meet: the data cannot be read, the baseline cannot be
+        made, or no suggestion can be run."""
 
         for trial, evaluations in policy.paused:
             composed = composer.compose_suggestion(trial.suggestion, seed=trial.seed)
@@ -210,8 +243,14 @@ class TrialManager:
 
     @property
     def is_over(self) -> bool:
-        """Whether no further trial may be started: the time budget is spent, or the search met an error."""
-        return time.monotonic() >= self._ends_at or self.refusal is not None or self._policy.error is not None
+        """Whether no further trial may be started: the time budget is spent, or the search met
+        an error.
+        """
+        return (
+            time.monotonic() >= self._ends_at
+            or self.refusal is not None
+            or self._policy.error is not None
+        )
 
     @property
     def is_finished(self) -> bool:
@@ -226,8 +265,9 @@ class TrialManager:
     def next_task(self, key: str) -> TrialTask | None:
         """The task of the next trial, which then has this key.
 
-        None if there is no worker for it, if a paused trial is to continue instead (see ``resumed``), or if the search has no more
-        trials, in which case the paused trials are ended.
+        None if there is no worker for it, if a paused trial is to continue instead (see
+        ``resumed``), or if the search has no more trials, in which case the paused trials are
+        ended.
         """
         self._tell_of_waiting()
         if not self._has_room([managed.task for managed in self._at_work]):
@@ -236,7 +276,14 @@ class TrialManager:
             trial = None if self.is_over else self._policy.suggest()
             if trial is None:
                 break
-            paused_key = next((other for other, managed in self._trials.items() if managed.trial.number == trial.number), None)
+            paused_key = next(
+                (
+                    other
+                    for other, managed in self._trials.items()
+                    if managed.trial.number == trial.number
+                ),
+                None,
+            )
             if paused_key is not None:
                 return self._resume(paused_key, trial, key)
             try:
@@ -247,24 +294,37 @@ class TrialManager:
             self._trials[key] = self._managed(trial, composed, TrialStage.RUNNING)
             return self._trials[key].task
         else:
-            self.refusal = ConfigError(f"search_space: {_MAX_REJECTED_IN_A_ROW} suggestions in a row cannot be run")
+            self.refusal = ConfigError(
+                f"search_space: {_MAX_REJECTED_IN_A_ROW} suggestions in a row cannot be run"
+            )
         if self.is_over or not self._at_work:
             self._has_no_more = True
             self._on_no_more()
-            for paused_key in [other for other, managed in self._trials.items() if managed.stage.is_paused]:
+            for paused_key in [
+                other for other, managed in self._trials.items() if managed.stage.is_paused
+            ]:
                 self._end(paused_key, Outcome.STOPPED, None)
         return None
 
     def _tell_of_waiting(self) -> None:
         now = time.time()
         for managed in self._at_work:
-            if (managed.stage is TrialStage.RESUMING or not managed.started_at) and now - managed.waits_since > _PATIENCE_SECONDS:
+            if (
+                managed.stage is TrialStage.RESUMING or not managed.started_at
+            ) and now - managed.waits_since > _PATIENCE_SECONDS:
                 managed.waits_since = now
                 self._on_waiting(managed.task)
 
     def resumed(self) -> tuple[str, TrialTask] | None:
         """Key and new task of a paused trial that is to continue; None if there is none."""
-        return next(((key, managed.task) for key, managed in self._trials.items() if managed.stage is TrialStage.RESUMING), None)
+        return next(
+            (
+                (key, managed.task)
+                for key, managed in self._trials.items()
+                if managed.stage is TrialStage.RESUMING
+            ),
+            None,
+        )
 
     def is_alive(self, key: str) -> bool:
         """Whether a trial is being trained, or is paused and may continue."""
@@ -303,7 +363,9 @@ class TrialManager:
                 listener.evaluated(managed.trial.number, evaluation)
             if report.outcome is None:
                 may_pause = report.can_pause and self._has_room_for_states(managed)
-                decision = self._policy.observe(managed.trial.number, evaluation, may_pause=may_pause)
+                decision = self._policy.observe(
+                    managed.trial.number, evaluation, may_pause=may_pause
+                )
         outcome = report.outcome or _OUTCOME_OF[decision]
         if outcome is None and self.is_over:
             outcome = Outcome.STOPPED
@@ -312,22 +374,31 @@ class TrialManager:
         if outcome is None:
             return decision
         if outcome is Outcome.INVALID and (report.is_data_missing or managed.trial.is_baseline):
-            self.refusal = self.refusal or (DataError if report.is_data_missing else ConfigError)(report.error or "refused")
+            self.refusal = self.refusal or (DataError if report.is_data_missing else ConfigError)(
+                report.error or "refused"
+            )
         self._end(key, outcome, report.error, report.num_retries)
         return Decision.STOP
 
     def died(self, key: str, reason: str) -> None:
-        """End a trial whose worker died before it reported how the trial ended, or before it had kept the state of a paused trial."""
+        """End a trial whose worker died before it reported how the trial ended, or before it had
+        kept the state of a paused trial.
+        """
         managed = self._trials.get(key)
         if managed is None:
             return
         is_here = managed.fingerprint.get("host") == platform.node()
         note = LOW_ON_MEMORY if is_here and num_killed_for_memory() > managed.num_killed else ""
-        death = outcome_of_death(managed.task, seconds=time.time() - managed.handed_out_at, reason=f"{reason}{note}")
+        death = outcome_of_death(
+            managed.task, seconds=time.time() - managed.handed_out_at, reason=f"{reason}{note}"
+        )
         self._end(key, death.outcome, death.error, death.num_retries)
 
     def interrupt_all(self) -> None:
-        """Give up all running and paused trials, because the search ends; a resumed study continues them or proposes them again."""
+        """Give up all running and paused trials, because the search ends.
+
+        A resumed study continues them or proposes them again.
+        """
         for key in list(self._trials):
             self.interrupted(key)
 
@@ -346,9 +417,18 @@ class TrialManager:
 
     def _managed(self, trial: Trial, composed: Composed, stage: TrialStage) -> _ManagedTrial:
         tracked = _tracked(trial, composed)
-        task = self._make_task(tracked.name, composed.trial, trial.cap_seconds, self._deadline_seconds())
-        task = replace(task, number=trial.number, state_folder=str(self._state_folder(trial.number)), is_paused=stage.is_paused)
-        return _ManagedTrial(trial, tracked, task, stage, handed_out_at=time.time(), waits_since=time.time())
+        task = self._make_task(
+            tracked.name, composed.trial, trial.cap_seconds, self._deadline_seconds()
+        )
+        task = replace(
+            task,
+            number=trial.number,
+            state_folder=str(self._state_folder(trial.number)),
+            is_paused=stage.is_paused,
+        )
+        return _ManagedTrial(
+            trial, tracked, task, stage, handed_out_at=time.time(), waits_since=time.time()
+        )
 
     def _deadline_seconds(self) -> float:
         seconds_left = min(self._ends_at - time.monotonic(), self._time_budget_seconds)
@@ -358,7 +438,11 @@ class TrialManager:
         folder = self._state_folder(managed.trial.number).parent
         is_full = not has_room(folder)
         if is_full and not self._is_told_of_full_disk:
-            logger.warning("%s: the disk has no room for the states of paused trials; trials go on without being paused", folder)
+            logger.warning(
+                "%s: the disk has no room for the states of paused trials; trials go on without"
+                " being paused",
+                folder,
+            )
             self._is_told_of_full_disk = True
         return not is_full
 
@@ -370,10 +454,18 @@ class TrialManager:
             listener.trial_paused(managed.trial.number)
 
     def _resume(self, paused_key: str, trial: Trial, key: str) -> TrialTask | None:
-        """Resume a paused trial, under its own key; if an earlier process paused it, return its task, for the new ``key``."""
+        """Resume a paused trial, under its own key.
+
+        If an earlier process paused it, return its task, for the new ``key``.
+        """
         managed = self._trials[paused_key]
         managed.trial = trial
-        managed.task = replace(managed.task, cap_seconds=trial.cap_seconds, deadline_seconds=self._deadline_seconds(), is_paused=True)
+        managed.task = replace(
+            managed.task,
+            cap_seconds=trial.cap_seconds,
+            deadline_seconds=self._deadline_seconds(),
+            is_paused=True,
+        )
         managed.waits_since = time.time()
         if managed.stage is TrialStage.PAUSED_EARLIER:
             del self._trials[paused_key]
@@ -385,11 +477,22 @@ class TrialManager:
 
     def _end(self, key: str, outcome: Outcome, error: str | None, num_retries: int = 0) -> None:
         managed = self._trials.pop(key)
-        if managed.task.deadline_seconds < self._trial_deadline_seconds and (error or "").startswith(NOT_ENDED):
-            outcome, error = Outcome.STOPPED, f"the study's time budget ended amid this trial{(error or '').removeprefix(NOT_ENDED)}"
-        is_paused = managed.stage.is_paused  # its worker may still be writing the state, so its folder is deleted only after the search
+        if managed.task.deadline_seconds < self._trial_deadline_seconds and (
+            error or ""
+        ).startswith(NOT_ENDED):
+            outcome, error = (
+                Outcome.STOPPED,
+                (
+                    "the study's time budget ended amid this"
+                    f" trial{(error or '').removeprefix(NOT_ENDED)}"
+                ),
+            )
+        # its worker may still be writing the state, so its folder is deleted only after the search
+        is_paused = managed.stage.is_paused
         result = managed.result(outcome, error)
-        if self._is_tried_again(managed, result, MOST_RETRIES if outcome is Outcome.LOST else num_retries):
+        if self._is_tried_again(
+            managed, result, MOST_RETRIES if outcome is Outcome.LOST else num_retries
+        ):
             return
         score = self._policy.finish(result)
         self._tracker.finish(managed.tracked, result, score)
@@ -398,10 +501,18 @@ class TrialManager:
         for listener in self._listeners:
             listener.trial_finished(result, score)
 
-    def _is_tried_again(self, managed: _ManagedTrial, result: TrialResult, num_retries: int) -> bool:
-        """Withdraw a trial whose times were spoilt, or whose process was lost or killed, if its point is to be tried again."""
+    def _is_tried_again(
+        self, managed: _ManagedTrial, result: TrialResult, num_retries: int
+    ) -> bool:
+        """Withdraw a trial whose times were spoilt, or whose process was lost or killed, if its
+        point is to be tried again.
+        """
         why = result.contention
-        may_retake = why is not None and not (self.is_over or self._has_no_more) and self._num_in_vain < _MAX_IN_VAIN
+        may_retake = (
+            why is not None
+            and not (self.is_over or self._has_no_more)
+            and self._num_in_vain < _MAX_IN_VAIN
+        )
         is_retaken = may_retake and self._policy.retry(result.trial, most=self._max_retakes)
         if why is not None:
             again = "its configuration is tried again" if is_retaken else "it is kept, and marked"
@@ -409,17 +520,28 @@ class TrialManager:
         if not is_retaken:
             if result.outcome.is_timed:
                 self._num_in_vain = 0 if why is None else self._num_in_vain + 1
-            if not num_retries or not self._policy.retry(result.trial, most=min(num_retries, self._max_retries)):
+            if not num_retries or not self._policy.retry(
+                result.trial, most=min(num_retries, self._max_retries)
+            ):
                 return False
-            logger.info("%s: %s; its configuration is tried again", managed.tracked.name, result.error)
-        ended = replace(result, outcome=Outcome.CONTENDED, error=why) if is_retaken else replace(result, outcome=Outcome.LOST)
+            logger.info(
+                "%s: %s; its configuration is tried again", managed.tracked.name, result.error
+            )
+        ended = (
+            replace(result, outcome=Outcome.CONTENDED, error=why)
+            if is_retaken
+            else replace(result, outcome=Outcome.LOST)
+        )
         self._tracker.finish(managed.tracked, ended, None)
         shutil.rmtree(self._state_folder(result.trial), ignore_errors=True)
         for listener in self._listeners:
             if why is not None and is_retaken:
                 listener.trial_contended(result.trial, why)
             else:
-                listener.trial_lost(result.trial, "with its machine" if is_lost(result.error or "") else result.error_line)
+                listener.trial_lost(
+                    result.trial,
+                    "with its machine" if is_lost(result.error or "") else result.error_line,
+                )
         return True
 
 
@@ -448,4 +570,9 @@ _PATIENCE_SECONDS = 30.0
 _GRACE_SECONDS = 30.0
 """Seconds that a trial may run past the study's time budget before its worker is ended."""
 
-_OUTCOME_OF = {Decision.CONTINUE: None, Decision.PAUSE: None, Decision.CAP: Outcome.CAPPED, Decision.STOP: Outcome.STOPPED}
+_OUTCOME_OF = {
+    Decision.CONTINUE: None,
+    Decision.PAUSE: None,
+    Decision.CAP: Outcome.CAPPED,
+    Decision.STOP: Outcome.STOPPED,
+}

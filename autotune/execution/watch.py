@@ -1,13 +1,17 @@
-"""The watchdog thread of a training's process: it enforces the deadline and measures what else used the machine meanwhile.
+"""The watchdog thread of a training's process: it enforces the deadline and measures what else used
+the machine meanwhile.
 
-It wakes ten times a second. If it wakes long after it was due, and the kernel says that it neither ran nor waited for a CPU meanwhile, the
-whole process was stopped: the deadline moves by that time, so that no trial counts as hung because someone else stopped it. (A thread that
-cannot get Python's lock wakes every few milliseconds to try again, and one that the kernel does not let run is counted as waiting.) Twice a
-second it looks whether a process that the training has started is stopped: one that gathers batches, or a script that trains. That the
-whole machine was suspended is told by the clock that goes on meanwhile.
+It wakes ten times a second. If it wakes long after it was due, and the kernel says that it neither
+ran nor waited for a CPU meanwhile, the whole process was stopped: the deadline moves by that time,
+so that no trial counts as hung because someone else stopped it. (A thread that cannot get Python's
+lock wakes every few milliseconds to try again, and one that the kernel does not let run is counted
+as waiting.) Twice a second it looks whether a process that the training has started is stopped: one
+that gathers batches, or a script that trains. That the whole machine was suspended is told by the
+clock that goes on meanwhile.
 
-The watchdog ends a hung process, with the stack of every thread in its hang file. If even the watchdog cannot run, since compiled code
-keeps Python's lock for ever, ``faulthandler``'s own timer ends the process, some time later.
+The watchdog ends a hung process, with the stack of every thread in its hang file. If even the
+watchdog cannot run, since compiled code keeps Python's lock for ever, ``faulthandler``'s own timer
+ends the process, some time later.
 """
 
 import contextlib
@@ -30,25 +34,29 @@ from autotune.contention import MAX_STOPPED_SECONDS, Contention
 
 _BEAT_SECONDS = 0.1
 _LOCK_SHARE = 1.25
-"""Upper limit on the time between two wakes of a thread that waits for Python's lock, in units of Python's switch interval."""
+"""Upper limit on the time between two wakes of a thread that waits for Python's lock, in units
+of Python's switch interval."""
 _LOOK_EVERY_SECONDS = 0.5
 """Seconds between two looks at the processes that the training has started."""
 _CATCH_UP_SECONDS = 10.0
 """Longest wait for the watchdog thread after its process was stopped."""
 _SAMPLE_EVERY_SECONDS = 0.5
 _BACKSTOP_SECONDS = 20.0
-"""Least seconds past the deadline after which ``faulthandler`` ends a hung process in which the watchdog thread cannot run."""
+"""Least seconds past the deadline after which ``faulthandler`` ends a hung process in which the
+watchdog thread cannot run."""
 
 
 class Watch:
     """Watches one training of this process.
 
     Args:
-        deadline_seconds: wall seconds that the training may take, or infinity; time in which it was stopped or waited for another machine
-            is free.
-        driver: host and process id of the driver; all processes that the driver has started belong to the study.
+        deadline_seconds: wall seconds that the training may take, or infinity; time in which it was
+            stopped or waited for another machine is free.
+        driver: host and process id of the driver; all processes that the driver has started belong
+            to the study.
         hang_file: opens the file that the stack traces of a hung process are written to.
-        on_stopped: called with the seconds that the training has been stopped in all, when these have grown.
+        on_stopped: called with the seconds that the training has been stopped in all, when these
+            have grown.
     """
 
     def __init__(
@@ -97,7 +105,9 @@ class Watch:
 
     @contextlib.contextmanager
     def off(self) -> Iterator[None]:
-        """Suspend ``on`` and move the deadline by the context's duration: fetching files to a machine may take longer than any trial."""
+        """Suspend ``on`` and move the deadline by the context's duration: fetching files to a
+        machine may take longer than any trial.
+        """
         began = time.monotonic()
         with self._changed:
             self._switch(is_on=False)
@@ -115,25 +125,43 @@ class Watch:
             self._changed.notify()
 
     def contention(self, *, is_last: bool) -> Contention | None:
-        """What else used the machine so far, measured anew now and then and at the training's end; None before the first measurement."""
+        """What else used the machine so far, measured anew now and then and at the training's
+        end; None before the first measurement.
+        """
         assert self._first is not None, "the training is under way"
-        with self._changed:  # a training that was stopped until now may be faster than the thread that is to see it
-            self._changed.wait_for(lambda: time.monotonic() < self._due_at + MAX_STOPPED_SECONDS, _CATCH_UP_SECONDS)
+        # a training that was stopped until now may be faster than the thread that is to see it
+        with self._changed:
+            self._changed.wait_for(
+                lambda: time.monotonic() < self._due_at + MAX_STOPPED_SECONDS, _CATCH_UP_SECONDS
+            )
         latest = self._latest
-        seen_seconds, seen_stopped = (latest.seconds, latest.stopped_seconds) if latest else (0.0, 0.0)
-        if not is_last and self._on_seconds - seen_seconds < _SAMPLE_EVERY_SECONDS and self._stopped_seconds <= seen_stopped:
+        seen_seconds, seen_stopped = (
+            (latest.seconds, latest.stopped_seconds) if latest else (0.0, 0.0)
+        )
+        if (
+            not is_last
+            and self._on_seconds - seen_seconds < _SAMPLE_EVERY_SECONDS
+            and self._stopped_seconds <= seen_stopped
+        ):
             return latest
         now = _sample(self._driver)
         first, seconds = self._first, self._on_seconds
-        fraction = min(1.0, seconds / max(now.at - first.at, 1e-9))  # share of the time since the first sample that was trained in
-        used = {pid: max(0.0, cpu - first.study_cpu.get(pid, 0.0)) for pid, cpu in now.study_cpu.items()}  # of processes still alive
+        # share of the time since the first sample that was trained in
+        fraction = min(1.0, seconds / max(now.at - first.at, 1e-9))
+        # of processes still alive
+        used = {
+            pid: max(0.0, cpu - first.study_cpu.get(pid, 0.0)) for pid, cpu in now.study_cpu.items()
+        }
         study = sum(cpu for pid, cpu in used.items() if pid != os.getpid())
         others = max(0.0, now.busy_cpu - first.busy_cpu - sum(used.values()))
         self._device = self._device or _device_fault(now.study_cpu)
         self._latest = Contention(
             seconds=seconds,
             stopped_seconds=self._stopped_seconds + max(0.0, now.suspended - first.suspended),
-            waited_seconds=max((waited - first.waits.get(thread, 0.0) for thread, waited in now.waits.items()), default=0.0),
+            waited_seconds=max(
+                (waited - first.waits.get(thread, 0.0) for thread, waited in now.waits.items()),
+                default=0.0,
+            ),
             others_cpu_seconds=others * fraction,
             study_cpu_seconds=study * fraction,
             device=self._device,
@@ -147,7 +175,8 @@ class Watch:
         self._is_on, self._on_since = is_on, now
         self._looked_at, self._stopped_before = now, set()
         if is_on:
-            self._due_at = min(self._due_at, now + _BEAT_SECONDS)  # the process may be stopped before the thread wakes
+            # the process may be stopped before the thread wakes
+            self._due_at = min(self._due_at, now + _BEAT_SECONDS)
             self._arm()
         else:
             faulthandler.cancel_dump_traceback_later()
@@ -156,7 +185,9 @@ class Watch:
     def _arm(self) -> None:
         left = max(0.0, self._deadline - time.monotonic())
         if math.isfinite(left):
-            faulthandler.dump_traceback_later(2 * left + _BACKSTOP_SECONDS, exit=True, file=self._hang_file())
+            faulthandler.dump_traceback_later(
+                2 * left + _BACKSTOP_SECONDS, exit=True, file=self._hang_file()
+            )
 
     def _look(self) -> None:
         with self._changed:
@@ -164,7 +195,8 @@ class Watch:
             while not self._is_closed:
                 now, after = time.monotonic(), _ran("thread-self")
                 late = now - self._due_at
-                self._due_at = now + _BEAT_SECONDS if self._is_on else math.inf  # of the same reading: the process may be stopped here, too
+                # of the same reading: the process may be stopped here, too
+                self._due_at = now + _BEAT_SECONDS if self._is_on else math.inf
                 if late >= MAX_STOPPED_SECONDS and before is not None and after is not None:
                     self._was_late(late, before, after)
                 elif self._is_on:
@@ -173,11 +205,18 @@ class Watch:
                     self._end_process()
                 before = after
                 self._changed.notify_all()
-                self._changed.wait(max(0.0, self._due_at - time.monotonic()) if self._is_on else None)
+                self._changed.wait(
+                    max(0.0, self._due_at - time.monotonic()) if self._is_on else None
+                )
 
     def _was_late(self, late: float, before: "_Ran", after: "_Ran") -> None:
         waited_for_lock = _LOCK_SHARE * sys.getswitchinterval() * (after.times - before.times)
-        stopped = late - (after.ran_seconds - before.ran_seconds) - (after.waited_seconds - before.waited_seconds) - waited_for_lock
+        stopped = (
+            late
+            - (after.ran_seconds - before.ran_seconds)
+            - (after.waited_seconds - before.waited_seconds)
+            - waited_for_lock
+        )
         if stopped >= MAX_STOPPED_SECONDS:
             self._was_stopped(stopped)
 
@@ -217,7 +256,10 @@ class _Ran(NamedTuple):
 
 
 def _ran(thread: str) -> _Ran | None:
-    """Read the counters of a thread, given its folder in ``/proc``; None if the kernel has none or the thread is gone."""
+    """Read the counters of a thread, given its folder in ``/proc``.
+
+    None if the kernel has none or the thread is gone.
+    """
     try:
         ran, waited, times = Path(f"/proc/{thread}/schedstat").read_text(encoding="ascii").split()
     except (OSError, ValueError):
@@ -226,26 +268,34 @@ def _ran(thread: str) -> _Ran | None:
 
 
 def is_left(connection: Connection) -> bool:
-    """Whether the process at the other end of a connection has closed it, or has ended; what it has sent may still be read."""
+    """Whether the process at the other end of a connection has closed it, or has ended.
+
+    What it has sent may still be read.
+    """
     poll = select.poll()
     poll.register(connection, _LEFT)
     return bool(poll.poll(0))
 
 
 _LEFT = getattr(select, "POLLRDHUP", 0)
-"""Linux says at once that the other end was closed, other systems once it was closed in both directions."""
+"""Linux says at once that the other end was closed, other systems once it was closed in both
+directions."""
 
 
 def is_stopped(process: int) -> bool:
     """Whether a process stands still because of a signal (SIGSTOP) or a debugger; only on Linux."""
     try:
-        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0] in ("T", "t")
+        return Path(f"/proc/{process}/stat").read_text(
+            encoding="utf-8", errors="replace"
+        ).rpartition(")")[2].split()[0] in ("T", "t")
     except (OSError, IndexError):  # it has ended
         return False
 
 
 def descendants(process: int) -> Iterator[int]:
-    """Ids of the processes that a process has started, and of those that these have started, where Linux tells them."""
+    """Ids of the processes that a process has started, and of those that these have started,
+    where Linux tells them.
+    """
     with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
         for thread in Path(f"/proc/{process}/task").iterdir():
             for child in map(int, (thread / "children").read_text(encoding="ascii").split()):
@@ -283,12 +333,16 @@ def _study_processes(driver: tuple[str, int]) -> dict[int, psutil.Process]:
             continue
         with contextlib.suppress(psutil.Error):
             root = psutil.Process(root_pid)
-            processes |= {process.pid: process for process in [root, *root.children(recursive=True)]}
+            processes |= {
+                process.pid: process for process in [root, *root.children(recursive=True)]
+            }
     return processes
 
 
 def _roots(driver: tuple[str, int]) -> Iterator[int]:
-    """Ids of processes that, with all their descendants, belong to the study: the driver if it is here, the raylet, this process."""
+    """Ids of processes that, with all their descendants, belong to the study: the driver if it
+    is here, the raylet, this process.
+    """
     host, pid = driver
     if host == platform.node():
         yield pid
@@ -298,7 +352,9 @@ def _roots(driver: tuple[str, int]) -> Iterator[int]:
 
 
 def _cpu_seconds(process: psutil.Process) -> float:
-    """CPU time that a process and those of its children that have ended have used, in seconds; 0 if it cannot be read."""
+    """CPU time that a process and those of its children that have ended have used, in seconds; 0
+    if it cannot be read.
+    """
     try:
         return float(sum(process.cpu_times()[:4]))
     except psutil.Error:
@@ -306,19 +362,31 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def _suspended() -> float:
-    clock = getattr(time, "CLOCK_BOOTTIME", None)  # Linux: the monotonic clock, which stands still meanwhile, and this one, which goes on
-    return 0.0 if clock is None else round(max(time.clock_gettime(clock) - time.monotonic() for _ in range(3)), 1)
+    # Linux: the monotonic clock, which stands still meanwhile, and this one, which goes on
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return (
+        0.0
+        if clock is None
+        else round(max(time.clock_gettime(clock) - time.monotonic() for _ in range(3)), 1)
+    )
 
 
 def _waits() -> dict[str, float]:
     with contextlib.suppress(OSError):
         threads = [path.name for path in Path("/proc/self/task").iterdir()]
-        return {thread: ran.waited_seconds for thread in threads if (ran := _ran(f"self/task/{thread}")) is not None}
+        return {
+            thread: ran.waited_seconds
+            for thread in threads
+            if (ran := _ran(f"self/task/{thread}")) is not None
+        }
     return {}
 
 
 def _device_fault(own: Collection[int]) -> str | None:
-    """What is wrong with the GPUs that this process, or one that it has started, trains on; None if nothing is, or there is none."""
+    """What is wrong with the GPUs that this process, or one that it has started, trains on.
+
+    None if nothing is, or there is none.
+    """
     if "torch" not in sys.modules:
         return None
     from autotune.training.device import device_fault  # noqa: PLC0415  # imports torch

@@ -1,13 +1,17 @@
-"""The Ray Tune worker: a process that runs trials one after another; one Tune step is one evaluation.
+"""The Ray Tune worker: a process that runs trials one after another.
 
-A process that ran out of memory or ran faulty code ends with that trial, so that the next trial begins in a clean process; any other
-process runs the next trial at once, with the data set still in memory. If the driver has a fork server on this machine, a process forked
-by it does the training, and the worker only passes on its reports, so that it need not import torch.
+One Tune step is one evaluation.
 
-A function of the user's own may leave anything behind in its process (a module's model, a setting of torch, a working folder). Each of
-its trials, and each that goes on after a pause, therefore has a forked process to itself, by a fork server of the worker's own where the
-driver has none on this machine. Where nothing can be forked, the worker trains and is replaced when the trial has ended, and does not
-pause, since Ray gives the worker of a paused trial another.
+A process that ran out of memory or ran faulty code ends with that trial, so that the next trial
+begins in a clean process; any other process runs the next trial at once, with the data set still in
+memory. If the driver has a fork server on this machine, a process forked by it does the training,
+and the worker only passes on its reports, so that it need not import torch.
+
+A function of the user's own may leave anything behind in its process (a module's model, a setting
+of torch, a working folder). Each of its trials, and each that goes on after a pause, therefore has
+a forked process to itself, by a fork server of the worker's own where the driver has none on this
+machine. Where nothing can be forked, the worker trains and is replaced when the trial has ended,
+and does not pause, since Ray gives the worker of a paused trial another.
 """
 
 import contextlib
@@ -19,7 +23,13 @@ from typing import Any
 from ray import tune
 
 from autotune.execution.cluster import take_assigned_devices
-from autotune.execution.fork_server import CAN_FORK, ForkedProcess, ForkedRun, ForkServer, resource_environment
+from autotune.execution.fork_server import (
+    CAN_FORK,
+    ForkedProcess,
+    ForkedRun,
+    ForkServer,
+    resource_environment,
+)
 from autotune.execution.task_run import TaskRun, TrialTask
 from autotune.execution.worker_group import WorkerGroup, bundles
 
@@ -36,7 +46,9 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
     @classmethod
     def default_resource_request(cls, config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
         """The resources that a trial's task asks for: one bundle for each of its workers."""
-        return tune.PlacementGroupFactory(bundles(config["task"]), strategy=config["task"].placement)
+        return tune.PlacementGroupFactory(
+            bundles(config["task"]), strategy=config["task"].placement
+        )
 
     def setup(self, config: Mapping[str, Any]) -> None:
         """Begin the first trial of this process."""
@@ -64,10 +76,17 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
         if self._forked is None and (address := self._fork_address(task)) is not None:
             with contextlib.suppress(OSError):  # the fork server was ended
                 self._forked = ForkedProcess(address, resource_environment(task))
-        return TaskRun(task, self._group.meet) if self._forked is None else ForkedRun(self._forked, task)
+        return (
+            TaskRun(task, self._group.meet)
+            if self._forked is None
+            else ForkedRun(self._forked, task)
+        )
 
     def _fork_address(self, task: TrialTask) -> str | None:
-        """Address of the driver's fork server, or of this worker's own; None if the worker itself trains the task."""
+        """Address of the driver's fork server, or of this worker's own.
+
+        None if the worker itself trains the task.
+        """
         if task.fork_server is not None or not (CAN_FORK and self._needs_fresh):
             return task.fork_server
         self._fork_server = self._fork_server or ForkServer()
@@ -77,7 +96,8 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
         """Train to the next evaluation.
 
         Raises:
-            RuntimeError: called again after an outcome that makes this process unfit for further trials; Ray then replaces the process.
+            RuntimeError: called again after an outcome that makes this process unfit for further
+                trials; Ray then replaces the process.
         """
         if self._is_unfit:
             self._end()
@@ -86,7 +106,9 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
         report = self._group.next_report(self._run)
         if report.outcome is not None:
             self._end()
-        needs_new = report.outcome is not None and (report.outcome.needs_new_worker or self._needs_fresh)
+        needs_new = report.outcome is not None and (
+            report.outcome.needs_new_worker or self._needs_fresh
+        )
         trains_itself = isinstance(self._run, TaskRun)
         self._is_unfit = self._group.is_stuck or (needs_new and trains_itself)
         if needs_new or (self._forked is not None and self._forked.is_gone):
@@ -96,7 +118,10 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
         return {"report": report, "is_unfit": self._is_unfit}
 
     def save(self, checkpoint_dir: str | None = None) -> Any:
-        """Keep the state of a trial that is being paused, in its task's state folder; Ray keeps no checkpoint of its own."""
+        """Keep the state of a trial that is being paused, in its task's state folder.
+
+        Ray keeps no checkpoint of its own.
+        """
         self._run.keep()
         return _NoCheckpoint()
 
@@ -118,4 +143,6 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
 
     def _exit_if_stuck(self) -> None:
         if self._group.is_stuck:
-            os._exit(1)  # nothing else ends the training's thread, which waits for a lost worker; Ray replaces this process
+            # nothing else ends the training's thread, which waits for a lost worker; Ray replaces
+            # this process
+            os._exit(1)

@@ -1,9 +1,10 @@
-"""The record of a comparison (sides, their runs on shared seeds, the ratios between the sides) and its files.
+"""The record of a comparison (sides, their runs on shared seeds, the ratios between the sides) and
+its files.
 
-Time to target is steps to target times seconds per step, so all three are reported, each as the first
-side's value divided by another side's. Sides that differ in nothing but their workers and the batch
-that these share also have the efficiency of the workers. Files are rewritten after every run, so that
-a comparison that is killed keeps what it measured.
+Time to target is steps to target times seconds per step, so all three are reported, each as the
+first side's value divided by another side's. Sides that differ in nothing but their workers and the
+batch that these share also have the efficiency of the workers. Files are rewritten after every run,
+so that a comparison that is killed keeps what it measured.
 """
 
 import math
@@ -72,14 +73,19 @@ class ComparedSide:
         """Optimizer steps until a run reached the target or ended, by number of the pair."""
         lasts = {number: run.last for number, run in self.runs.items()}
         return {
-            number: score._replace(score=float(last.step) if (last := lasts[number]) else None) for number, score in self.scores.items()
+            number: score._replace(score=float(last.step) if (last := lasts[number]) else None)
+            for number, score in self.scores.items()
         }
 
     @property
     def step_seconds(self) -> dict[int, RunScore]:
         """Mean training seconds per step of each run that was evaluated, by number of the pair."""
         means = {number: step_seconds(run) for number, run in sorted(self.runs.items())}
-        return {number: RunScore(mean, reached=True) for number, mean in means.items() if mean is not None}
+        return {
+            number: RunScore(mean, reached=True)
+            for number, mean in means.items()
+            if mean is not None
+        }
 
 
 def step_seconds(run: TrialResult) -> float | None:
@@ -123,9 +129,14 @@ class Comparison:
 
     @property
     def is_scaling(self) -> bool:
-        """Whether the sides differ in their workers and the batch these share, and in nothing else."""
+        """Whether the sides differ in their workers and the batch these share, and in nothing
+        else.
+        """
         shared = ("parallelism", "batch_size")
-        others = [{key: value for key, value in side.config.items() if key not in shared} for side in self.sides]
+        others = [
+            {key: value for key, value in side.config.items() if key not in shared}
+            for side in self.sides
+        ]
         is_alike = all(other == others[0] for other in others)
         return is_alike and len({side.num_workers for side in self.sides}) > 1
 
@@ -155,7 +166,9 @@ class Comparison:
 
 def _ratio(first: Mapping[int, RunScore], other: Mapping[int, RunScore]) -> Ratio | None:
     pairs = sorted(first.keys() & other.keys())
-    return ratio_of_expected_scores([first[number] for number in pairs], [other[number] for number in pairs])
+    return ratio_of_expected_scores(
+        [first[number] for number in pairs], [other[number] for number in pairs]
+    )
 
 
 def _times(ratio: Ratio | None, factor: float) -> Ratio | None:
@@ -172,7 +185,11 @@ def verdict(comparison: Comparison, side: ComparedSide) -> str:
     if not comparison.num_pairs(side):
         return "nothing to compare: no pair of runs ended"
     if missing := [each.name for each in (first, side) if not each.arm.num_reached]:
-        who = f"side {missing[0]} never" if len(missing) == 1 else f"neither {' nor '.join(missing)} ever"
+        who = (
+            f"side {missing[0]} never"
+            if len(missing) == 1
+            else f"neither {' nor '.join(missing)} ever"
+        )
         told = f"; {names} is {describe_ratio(ratio)}" if ratio else ""
         return f"{who} reached the target{told}"
     if ratio is None:
@@ -183,11 +200,16 @@ def verdict(comparison: Comparison, side: ComparedSide) -> str:
         which = "which" if len(comparison.sides) == 2 else f"which of {first.name} and {side.name}"
         return f"{which} is {'faster' if scale.is_time else 'better'} is not resolved {measured}"
     if scale.is_time:
-        return f"{side.name} reaches the target {format_ratio(ratio)} as fast as {first.name} {measured}"
+        return (
+            f"{side.name} reaches the target {format_ratio(ratio)} as fast as {first.name}"
+            f" {measured}"
+        )
     return f"{scale.quantity}: {names} is {format_ratio(ratio)} {measured}"
 
 
-def write_comparison(folder: Path, comparison: Comparison, circumstances: Mapping[str, Any]) -> list[Path]:
+def write_comparison(
+    folder: Path, comparison: Comparison, circumstances: Mapping[str, Any]
+) -> list[Path]:
     """Write ``compare.json`` and ``runs.csv``, and return their paths.
 
     Args:
@@ -205,7 +227,9 @@ def write_comparison(folder: Path, comparison: Comparison, circumstances: Mappin
         "num_seeds": comparison.num_seeds,
         "is_complete": comparison.is_complete,
         "sides": [_side_json(comparison, side) for side in comparison.sides],
-        "runs": [{"side": side.name, "pair": number, **run.as_dict()} for side, number, run in in_order],
+        "runs": [
+            {"side": side.name, "pair": number, **run.as_dict()} for side, number, run in in_order
+        ],
     }
     write_json(folder / "compare.json", "comparison", content)
     rows = []
@@ -228,5 +252,7 @@ def _side_json(comparison: Comparison, side: ComparedSide) -> dict[str, Any]:
         **arm_json(side.arm),
         "step_seconds": [step.score for step in side.step_seconds.values()],
         "test_metrics": [metric for metric in tests if metric is not None],
-        "first_over_this": {name: asdict(ratio) if ratio else None for name, ratio in ratios.items()},
+        "first_over_this": {
+            name: asdict(ratio) if ratio else None for name, ratio in ratios.items()
+        },
     }

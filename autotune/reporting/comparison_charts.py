@@ -45,9 +45,14 @@ def _curves_chart(comparison: Comparison) -> Chart:
         points += [point for curve in curves for point in curve]
         name = f"{escape(shorten(side.label, 90))} ({counted(len(curves), 'run')})"
         figure.add_scatter(
-            x=[x for x, _ in spots], y=[y for _, y in spots], mode="lines+markers", opacity=0.7,
-            marker={"size": 4}, line={"color": colour, "width": 1.3}, name=name,
-        )  # fmt: skip
+            x=[x for x, _ in spots],
+            y=[y for _, y in spots],
+            mode="lines+markers",
+            opacity=0.7,
+            marker={"size": 4},
+            line={"color": colour, "width": 1.3},
+            name=name,
+        )
     if points:
         end, name = max(x for x, _ in points), f"target {target.value:g}"
         add_line(figure, [0.0, end], [target.value] * 2, name=name, line={"dash": "dash"})
@@ -58,5 +63,8 @@ def _curves_chart(comparison: Comparison) -> Chart:
     figure.update_xaxes(title="Seconds of preparing and training")
     figure.update_yaxes(title=escape(f"{shorten(target.metric)} on the validation split"))
     figure.update_layout(legend={"orientation": "h", "y": -0.2})
-    description = f"{comparison.experiment} to {target_label(target)}: {target.metric} over training time, a line for each run."
+    description = (
+        f"{comparison.experiment} to {target_label(target)}: {target.metric} over training time, a"
+        " line for each run."
+    )
     return Chart(name="curves", description=description, figure=figure, height=460)

@@ -14,7 +14,9 @@ from autotune.reporting.terminal import format_metric, printable
 
 
 class ComparisonDisplay:
-    """Shows a comparison while it runs: a line for each run that ends, the current one in ``status``."""
+    """Shows a comparison while it runs: a line for each run that ends, the current one in
+    ``status``.
+    """
 
     def __init__(self, comparison: Comparison, console: Console) -> None:
         self._comparison = comparison
@@ -60,10 +62,14 @@ class ComparisonDisplay:
 
 
 def print_comparison(console: Console, comparison: Comparison, *, folder: str) -> None:
-    """Print the result of a comparison: a table of all sides with their ratios, and the verdicts."""
+    """Print the result of a comparison: a table of all sides with their ratios, and the
+    verdicts.
+    """
     sides, others = comparison.sides, comparison.sides[1:]
     labels = [(side.name, side.label.partition(": ")[2]) for side in sides]
-    console.print(Text(f"\n{comparison.experiment} · {comparison.name}", style="bold"), soft_wrap=True)
+    console.print(
+        Text(f"\n{comparison.experiment} · {comparison.name}", style="bold"), soft_wrap=True
+    )
     lines = [f"{name:<8}{text}" for name, text in [("target", str(comparison.target)), *labels]]
     console.print(Text(_indented(lines)), soft_wrap=True)
     console.print(_table(comparison))

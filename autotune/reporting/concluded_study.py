@@ -22,7 +22,8 @@ from autotune.reporting.study_files import SUMMARY, read_summary
 
 _TEXTS = ("outcome", "score_unit", "device_kind", "seed", "contention", "error")
 _MAX_LOST_RUNS = 1000
-"""Maximum number of an arm's runs without a score, so that a changed file cannot ask for billions."""
+"""Maximum number of an arm's runs without a score, so that a changed file cannot ask for
+billions."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,11 @@ class ConcludedStudy:
 
     Attributes:
         summary: content of ``summary.json``; empty for a study without it.
-        trials: ``trials.csv`` by number of the trial: numbers that are not finite are NaN, texts that are missing are empty. Further
-            columns: ``spent`` (seconds of prepare and train), ``bound`` (the score, or a lower bound on it), ``overrides``.
-        parameters: text of each parameter, by number of the trial; empty where a trial does not have it.
+        trials: ``trials.csv`` by number of the trial: numbers that are not finite are NaN, texts
+            that are missing are empty. Further columns: ``spent`` (seconds of prepare and train),
+            ``bound`` (the score, or a lower bound on it), ``overrides``.
+        parameters: text of each parameter, by number of the trial; empty where a trial does not
+            have it.
         trace: ``trace.csv``; empty for a study without it.
         front: ``pareto_front.csv``; None for a study of one objective.
         machine: content of ``machine.yaml``; empty for a study without it.
@@ -61,27 +64,50 @@ class ConcludedStudy:
 
     @cached_property
     def best_trial(self) -> int | None:
-        """Number of the trial that is exported, or else of the one with the best score; None if none reached the target."""
+        """Number of the trial that is exported, or else of the one with the best score.
+
+        None if none reached the target.
+        """
         exported = self.summary.get("trial")
-        return exported if exported is not None else int(self.reached.index[0]) if len(self.reached) else None
+        return (
+            exported
+            if exported is not None
+            else int(self.reached.index[0])
+            if len(self.reached)
+            else None
+        )
 
     @cached_property
     def sides(self) -> dict[str, int]:
-        """Numbers of the baseline's trial and of the best one, as far as they were evaluated, by ``baseline`` and ``best``."""
+        """Numbers of the baseline's trial and of the best one, as far as they were evaluated, by
+        ``baseline`` and ``best``.
+        """
         numbers = {"baseline": self.recording.baseline}
         if self.best_trial != self.recording.baseline:
             numbers["best"] = self.best_trial
         evaluated = self.trials.index[self.trials.spent > 0]
-        return {label: number for label, number in numbers.items() if number is not None and number in evaluated}
+        return {
+            label: number
+            for label, number in numbers.items()
+            if number is not None and number in evaluated
+        }
 
     @cached_property
     def arms(self) -> list[tuple[ArmScores, Mapping[str, Any]]]:
-        """The configurations of the confirmation, the baseline first: scores, and what the summary says of them."""
+        """The configurations of the confirmation, the baseline first: scores, and what the
+        summary says of them.
+        """
         if not self.summary.get("baseline"):
             return []
-        baseline = {**self.summary["baseline"], "why": "what all are compared with", "overrides": []}
+        baseline = {
+            **self.summary["baseline"],
+            "why": "what all are compared with",
+            "overrides": [],
+        }
         candidates = [(f"trial {arm['trial']}", arm) for arm in self.summary["candidates"]]
-        return [(self._scores(label, arm), arm) for label, arm in [("baseline", baseline), *candidates]]
+        return [
+            (self._scores(label, arm), arm) for label, arm in [("baseline", baseline), *candidates]
+        ]
 
     @cached_property
     def best_arm(self) -> ArmScores | None:
@@ -91,22 +117,37 @@ class ConcludedStudy:
 
     @cached_property
     def speed_up(self) -> Ratio | None:
-        """The baseline's expected score over the exported configuration's; None if they were not compared."""
+        """The baseline's expected score over the exported configuration's.
+
+        None if they were not compared.
+        """
         found = self.summary.get("speed_up")
         if not found:
             return None
-        return Ratio(**{**found, "high": math.inf if found["high"] is None else found["high"], "claim": Claim(found["claim"])})
+        return Ratio(
+            **{
+                **found,
+                "high": math.inf if found["high"] is None else found["high"],
+                "claim": Claim(found["claim"]),
+            }
+        )
 
     def _scores(self, label: str, arm: Mapping[str, Any]) -> ArmScores:
         runs = [RunScore(score, True) for score in arm.get("times_seconds", arm.get("scores", []))]
-        runs += [RunScore(score, False) for score in arm.get("lower_bounds_seconds", arm.get("lower_bounds", []))]
+        runs += [
+            RunScore(score, False)
+            for score in arm.get("lower_bounds_seconds", arm.get("lower_bounds", []))
+        ]
         num_lost = min(_MAX_LOST_RUNS, arm["num_runs"] - len(runs))
-        return ArmScores(label=label, runs=runs + [RunScore(None, False)] * num_lost, scale=self.scale)
+        return ArmScores(
+            label=label, runs=runs + [RunScore(None, False)] * num_lost, scale=self.scale
+        )
 
 
 @contextmanager
 def readable(folder: Path) -> Iterator[None]:
-    """Context in which a study's files are read: files that someone changed are refused in one line, whatever is wrong with them.
+    """Context in which a study's files are read: files that someone changed are refused in one
+    line, whatever is wrong with them.
 
     Raises:
         StudyError: reading raised an error that is not autotune's own.
@@ -117,7 +158,10 @@ def readable(folder: Path) -> Iterator[None]:
         raise
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise StudyError(f"study={folder.name}: cannot be read: {reason[:300]}; its files must be as the study wrote them") from error
+        raise StudyError(
+            f"study={folder.name}: cannot be read: {reason[:300]}; its files must be as the study"
+            " wrote them"
+        ) from error
 
 
 def read_concluded_study(folder: Path, recording: Recording | None = None) -> ConcludedStudy:
@@ -129,7 +173,10 @@ def read_concluded_study(folder: Path, recording: Recording | None = None) -> Co
     if not folder.is_dir():
         raise StudyError(f"study={folder.name}: no such study in {folder.parent}")
     if not (folder / "recording").is_dir() or not (folder / "trials.csv").is_file():
-        raise StudyError(f"study={folder.name}: {folder} has no recording/ and trials.csv: the study has not ended")
+        raise StudyError(
+            f"study={folder.name}: {folder} has no recording/ and trials.csv: the study has not"
+            " ended"
+        )
     with readable(folder):
         summary = read_summary(folder / SUMMARY) or read_summary(folder / "best.json")
         recording = recording or read_recording(folder / "recording")
@@ -137,10 +184,13 @@ def read_concluded_study(folder: Path, recording: Recording | None = None) -> Co
         first = table.columns.get_loc("error") + 1  # the columns after it are the parameters
         trials, parameters = _typed(table.iloc[:, :first]), table.iloc[:, first:]
         trials["overrides"] = [
-            " ".join(f"{key}={value}" for key, value in row.items() if value) or "(no overrides)" for _, row in parameters.iterrows()
+            " ".join(f"{key}={value}" for key, value in row.items() if value) or "(no overrides)"
+            for _, row in parameters.iterrows()
         ]
         path = folder / "machine.yaml"
-        machine = (yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None) or {}
+        machine = (
+            yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
+        ) or {}
         check_format("machine", machine.get(FORMAT_KEY), path)
         front = folder / "pareto_front.csv"
         study = ConcludedStudy(
@@ -162,13 +212,23 @@ def read_concluded_study(folder: Path, recording: Recording | None = None) -> Co
 
 def _table(path: Path) -> pd.DataFrame:
     """A CSV file's cells as text; empty if there is no file."""
-    return pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8") if path.is_file() else pd.DataFrame()
+    return (
+        pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8")
+        if path.is_file()
+        else pd.DataFrame()
+    )
 
 
 def _typed(table: pd.DataFrame) -> pd.DataFrame:
-    """A table with outcomes as ``Outcome`` and numbers as numbers, NaN for those that are missing or not finite."""
+    """A table with outcomes as ``Outcome`` and numbers as numbers, NaN for those that are
+    missing or not finite.
+    """
     numbers = {
-        name: column.map(lambda text: float(text or "nan")).astype(float).replace([np.inf, -np.inf], np.nan)
+        name: (
+            column.map(lambda text: float(text or "nan"))
+            .astype(float)
+            .replace([np.inf, -np.inf], np.nan)
+        )
         for name, column in table.items()
         if name not in _TEXTS
     }

@@ -1,4 +1,5 @@
-"""What all charts share: Plotly's figures and the files they are written to, colours, scales of axes, and names in few characters.
+"""What all charts share: Plotly's figures and the files they are written to, colours, scales of
+axes, and names in few characters.
 
 Plotly reads texts as HTML, so texts of others are escaped where a chart is made.
 """
@@ -47,15 +48,28 @@ def write_charts(folder: Path, charts: Iterable[Chart]) -> list[Path]:
     make_folder(folder)
     paths = []
     for chart in charts:
-        lines = textwrap.wrap(chart.description, _TITLE_CHARACTERS, max_lines=_TITLE_LINES, placeholder=" …")
-        place = {"x": 0.02, "xanchor": "left", "y": 1, "yanchor": "top", "pad": {"t": 12 + 12 * len(lines)}}
+        lines = textwrap.wrap(
+            chart.description, _TITLE_CHARACTERS, max_lines=_TITLE_LINES, placeholder=" …"
+        )
+        place = {
+            "x": 0.02,
+            "xanchor": "left",
+            "y": 1,
+            "yanchor": "top",
+            "pad": {"t": 12 + 12 * len(lines)},
+        }
         title = {"text": "<br>".join(map(escape, lines)), "font": {"size": 14}, **place}
         margin, height = {"t": 48 + 24 * len(lines)}, chart.height + 48 + 24 * len(lines)
         figure = go.Figure(chart.figure).update_layout(
             template="plotly_white", colorway=["#333333"], title=title, margin=margin, height=height
         )
         path = folder / f"{chart.name}.html"
-        replace_file(path, figure.to_html(include_plotlyjs="cdn", config={"displayModeBar": False}).encode(errors="replace"))
+        replace_file(
+            path,
+            figure.to_html(include_plotlyjs="cdn", config={"displayModeBar": False}).encode(
+                errors="replace"
+            ),
+        )
         paths.append(path)
     return paths
 
@@ -64,21 +78,33 @@ def arms_figure(arms: Sequence[ArmScores], colours: Sequence[str]) -> go.Figure:
     """A row for each arm: its runs, and a bar up to what a success costs."""
     figure, rows, scale = go.Figure(), range(len(arms), 0, -1), arms[0].scale
     spent = [arm.mean_spent or 0.0 for arm in arms]
-    costs = [finite(arm.expected_score or 0.0) or mean for arm, mean in zip(arms, spent, strict=True)]
+    costs = [
+        finite(arm.expected_score or 0.0) or mean for arm, mean in zip(arms, spent, strict=True)
+    ]
     figure.add_bar(
-        x=costs, y=[*rows], orientation="h", marker={"color": [*colours], "opacity": 0.55},
-        name="what one success costs", hoverinfo="skip",
-    )  # fmt: skip
+        x=costs,
+        y=[*rows],
+        orientation="h",
+        marker={"color": [*colours], "opacity": 0.55},
+        name="what one success costs",
+        hoverinfo="skip",
+    )
     names = {"circle": "a run that reached the target", "arrow-right-open": "a run that fell short"}
     for symbol, name in names.items():
         runs = [
-            (finite(score), row + (index % 5 - 2) * 0.11, escape(f"{arm.label}: {scale.format(score)}"))
+            (
+                finite(score),
+                row + (index % 5 - 2) * 0.11,
+                escape(f"{arm.label}: {scale.format(score)}"),
+            )
             for row, arm in zip(rows, arms, strict=True)
             for index, (score, reached) in enumerate(arm.scored_runs)
             if reached is (symbol == "circle")
         ]
         if runs:
-            add_points(figure, runs, name=name, marker={"symbol": symbol, "size": 9, "line": {"width": 1}})
+            add_points(
+                figure, runs, name=name, marker={"symbol": symbol, "size": 9, "line": {"width": 1}}
+            )
     figure.update_xaxes(title=escape(scale.axis_label), rangemode="tozero")
     labels = [escape(shorten(arm.label, 24)) for arm in arms]
     figure.update_yaxes(tickvals=[*rows], ticktext=labels, showgrid=False)
@@ -86,13 +112,23 @@ def arms_figure(arms: Sequence[ArmScores], colours: Sequence[str]) -> go.Figure:
 
 
 def curve_of(result: TrialResult) -> list[tuple[float, float]]:
-    """A trial's learning curve: warm seconds and metric of each evaluation, without values that are not finite."""
+    """A trial's learning curve: warm seconds and metric of each evaluation, without values that
+    are not finite.
+    """
     points = [(evaluation.warm_seconds, evaluation.metric) for evaluation in result.evaluations]
-    return [(seconds, metric) for seconds, metric in points if math.isfinite(seconds) and math.isfinite(metric)]
+    return [
+        (seconds, metric)
+        for seconds, metric in points
+        if math.isfinite(seconds) and math.isfinite(metric)
+    ]
 
 
-def metric_range(metrics: Sequence[float], target: Target, best: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The range of the metric to show: all values, unless a few diverging trials would flatten the curves of all others."""
+def metric_range(
+    metrics: Sequence[float], target: Target, best: Sequence[tuple[float, float]]
+) -> tuple[float, float]:
+    """The range of the metric to show: all values, unless a few diverging trials would flatten
+    the curves of all others.
+    """
     always_shown = [target.value, *(metric for _, metric in best)]
     low, high = min(*always_shown, *metrics), max(*always_shown, *metrics)
     if len(metrics) > 1:
@@ -115,18 +151,28 @@ def add_points(
 ) -> None:
     """Marks at points of x, y and the text that they show when pointed at."""
     figure.add_scatter(
-        x=[x for x, _, _ in points], y=[y for _, y, _ in points], hovertext=[text for _, _, text in points], hoverinfo="text",
-        customdata=[*trials] or None, mode="markers", name=name, **style,
-    )  # fmt: skip
+        x=[x for x, _, _ in points],
+        y=[y for _, y, _ in points],
+        hovertext=[text for _, _, text in points],
+        hoverinfo="text",
+        customdata=[*trials] or None,
+        mode="markers",
+        name=name,
+        **style,
+    )
 
 
 def add_line(figure: go.Figure, x: Sequence[float], y: Sequence[float], **style: Any) -> None:
     """A line through points, without a word for whoever points at it."""
-    figure.add_scatter(x=list(map(finite, x)), y=list(map(finite, y)), mode="lines", hoverinfo="skip", **style)
+    figure.add_scatter(
+        x=list(map(finite, x)), y=list(map(finite, y)), mode="lines", hoverinfo="skip", **style
+    )
 
 
 def is_log(values: Iterable[float]) -> bool:
-    """Whether values are shown on a logarithmic axis: all are positive, and the largest is over ``LOG_SPAN`` times the smallest."""
+    """Whether values are shown on a logarithmic axis: all are positive, and the largest is over
+    ``LOG_SPAN`` times the smallest.
+    """
     finite = [value for value in values if math.isfinite(value)]
     return bool(finite) and min(finite) > 0 and max(finite) / min(finite) > LOG_SPAN
 
@@ -137,12 +183,23 @@ def axis_scale(values: Sequence[float]) -> dict[str, Any]:
 
 
 def log_axis(values: Sequence[float]) -> dict[str, Any]:
-    """A logarithmic axis with plain numbers: the values themselves if these are a few whole ones, else round numbers between their ends."""
+    """A logarithmic axis with plain numbers: the values themselves if these are a few whole
+    ones, else round numbers between their ends.
+    """
     low, high = min(values), max(values)
     subs = (1, 2, 5) if high / low < 300 else (1,)
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
-    rounded = [tick for power in powers for sub in subs if 0.7 * low <= (tick := sub * 10.0**power) <= 1.4 * high]
-    ticks = list(values) if len(values) > 2 and all(isinstance(value, int) for value in values) else rounded
+    rounded = [
+        tick
+        for power in powers
+        for sub in subs
+        if 0.7 * low <= (tick := sub * 10.0**power) <= 1.4 * high
+    ]
+    ticks = (
+        list(values)
+        if len(values) > 2 and all(isinstance(value, int) for value in values)
+        else rounded
+    )
     return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:.4g}" for tick in ticks]}
 
 
@@ -162,7 +219,9 @@ def counted(number: int, noun: str) -> str:
 
 
 def shorten(name: str, max_characters: int = MAX_LABEL) -> str:
-    """A name on one line, with an ellipsis for the middle if it is longer than ``max_characters``."""
+    """A name on one line, with an ellipsis for the middle if it is longer than
+    ``max_characters``.
+    """
     line = " ".join(name.split())
     if len(line) <= max_characters:
         return line

@@ -1,6 +1,8 @@
-"""The display of scores: the objective's quantity and unit, and the scores of an arm (a configuration that is run repeatedly) as text.
+"""The display of scores: the objective's quantity and unit, and the scores of an arm (a
+configuration that is run repeatedly) as text.
 
-These records are not in the figures' modules, so that a terminal can print a summary without importing a plotting library.
+These records are not in the figures' modules, so that a terminal can print a summary without
+importing a plotting library.
 """
 
 import math
@@ -21,7 +23,8 @@ class ScoreFormat:
     unit: str
     """The unit of scores; empty if they have none."""
     lower_bound: Callable[[Evaluation], float] | None
-    """What a trial had spent at an evaluation, in ``unit``, as a lower bound on its score; None if the objective has no such bound."""
+    """What a trial had spent at an evaluation, in ``unit``, as a lower bound on its score; None
+    if the objective has no such bound."""
 
     @property
     def is_time(self) -> bool:
@@ -44,7 +47,10 @@ class ScoreFormat:
         return self.description[:1].upper() + self.description[1:]
 
     def spent(self, result: TrialResult) -> float | None:
-        """Lower bound on the score of a trial that fell short of the target; None if there is no finite one."""
+        """Lower bound on the score of a trial that fell short of the target.
+
+        None if there is no finite one.
+        """
         if result.last is None or self.lower_bound is None:
             return None
         bound = self.lower_bound(result.last)
@@ -60,12 +66,17 @@ class ScoreFormat:
         return f"{number} {self.unit}".rstrip()
 
 
-SECONDS = ScoreFormat(quantity="time to target", unit="s", lower_bound=lambda evaluation: evaluation.warm_seconds)
+SECONDS = ScoreFormat(
+    quantity="time to target", unit="s", lower_bound=lambda evaluation: evaluation.warm_seconds
+)
 """The format for time to target in seconds of prepare and train, used if no objective is known."""
 
 
 def score_format_of(objective: Objective) -> ScoreFormat:
-    """The format of an objective's scores; the quantity is called "score" if the objective does not name one."""
+    """The format of an objective's scores.
+
+    The quantity is called "score" if the objective does not name one.
+    """
     return ScoreFormat(
         quantity=getattr(objective, "quantity", "score"),
         unit=getattr(objective, "unit", ""),
@@ -74,7 +85,9 @@ def score_format_of(objective: Objective) -> ScoreFormat:
 
 
 def run_score(run: TrialResult, objective: Objective) -> RunScore:
-    """The score of a run that reached the target, else what it had spent: a lower bound, if known."""
+    """The score of a run that reached the target, else what it had spent: a lower bound, if
+    known.
+    """
     score = None
     if run.outcome is Outcome.REACHED:
         score = objective.score(run)
@@ -85,7 +98,9 @@ def run_score(run: TrialResult, objective: Objective) -> RunScore:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration for display, such as ``0.123 s``, ``12.3 s``, ``12 min 05 s`` or ``3 h 07 min``."""
+    """A duration for display, such as ``0.123 s``, ``12.3 s``, ``12 min 05 s`` or ``3 h 07
+    min``.
+    """
     if not math.isfinite(seconds):
         return "unknown"
     if seconds < 600:
@@ -107,7 +122,10 @@ class ArmScores:
 
     @property
     def scored_runs(self) -> list[tuple[float, bool]]:
-        """Pairs of a run's score and whether it reached the target, for runs with a score; the score of a miss is what the run spent."""
+        """Pairs of a run's score and whether it reached the target, for runs with a score.
+
+        The score of a miss is what the run spent.
+        """
         return [(run.score, run.reached) for run in self.runs if run.score is not None]
 
     @property
@@ -127,26 +145,41 @@ class ArmScores:
 
     @property
     def expected_score(self) -> float | None:
-        """Expected score per success, misses included; infinite if no run reached the target, None if no run has a score."""
+        """Expected score per success, misses included.
+
+        Infinite if no run reached the target, None if no run has a score.
+        """
         return expected_score(self.runs)
 
     @property
     def mean_spent(self) -> float | None:
-        """Mean score of all runs, whether they reached the target or not; None if no run has a score."""
+        """Mean score of all runs, whether they reached the target or not.
+
+        None if no run has a score.
+        """
         spent = [score for score, _ in self.scored_runs]
         return math.fsum(spent) / len(spent) if spent else None
 
 
 def format_expected(arm: ArmScores) -> str | None:
-    """The expected score as text, ``at least`` the mean spent if no run reached the target; None if no run has a score."""
+    """The expected score as text, ``at least`` the mean spent if no run reached the target.
+
+    None if no run has a score.
+    """
     expected, spent = arm.expected_score, arm.mean_spent
     if expected is None or spent is None:
         return None
-    return arm.scale.format(expected) if math.isfinite(expected) else f"at least {arm.scale.format(spent)}"
+    return (
+        arm.scale.format(expected)
+        if math.isfinite(expected)
+        else f"at least {arm.scale.format(spent)}"
+    )
 
 
 def describe_arm(arm: ArmScores) -> str:
-    """An arm's score and runs in words, such as ``10.5 s (mean of 13 runs)`` or ``12.0 s (expected; reached in 7 of 8 runs)``."""
+    """An arm's score and runs in words, such as ``10.5 s (mean of 13 runs)`` or ``12.0 s
+    (expected; reached in 7 of 8 runs)``.
+    """
     text = format_expected(arm)
     if text is None:
         return "no confirmation runs"
@@ -156,7 +189,9 @@ def describe_arm(arm: ArmScores) -> str:
 
 
 def describe_reached(arm: ArmScores) -> str:
-    """How often an arm reached the target, in words, with the 95% interval of its chance if some runs missed it."""
+    """How often an arm reached the target, in words, with the 95% interval of its chance if some
+    runs missed it.
+    """
     text = f"reached in {arm.num_reached} of {arm.num_runs} runs"
     if arm.all_reached or not arm.runs:
         return text
@@ -165,7 +200,10 @@ def describe_reached(arm: ArmScores) -> str:
 
 
 def describe_ratio(ratio: Ratio | None) -> str:
-    """A ratio with its interval and its claim (such as ``at least``), in words; no number if the sides are not shown to differ."""
+    """A ratio with its interval and its claim (such as ``at least``), in words.
+
+    No number if the sides are not shown to differ.
+    """
     if ratio is None:
         return "not measured"
     return measured_ratio(ratio) if ratio.is_resolved else NOT_SHOWN
@@ -188,5 +226,11 @@ def format_ratio(ratio: Ratio) -> str:
 def describe_interval(ratio: Ratio) -> str:
     """The confidence interval of a ratio, in words."""
     if ratio.low > 0:
-        return f"interval {ratio.low:.2f}x to {ratio.high:.2f}x" if math.isfinite(ratio.high) else f"interval from {ratio.low:.2f}x"
-    return f"interval to {ratio.high:.2f}x" if math.isfinite(ratio.high) else "one pair, no interval"
+        return (
+            f"interval {ratio.low:.2f}x to {ratio.high:.2f}x"
+            if math.isfinite(ratio.high)
+            else f"interval from {ratio.low:.2f}x"
+        )
+    return (
+        f"interval to {ratio.high:.2f}x" if math.isfinite(ratio.high) else "one pair, no interval"
+    )

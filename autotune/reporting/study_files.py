@@ -1,6 +1,8 @@
-"""The machine-readable files of a study's folder: trials.csv, summary.json, best.json, pareto_front.csv and trace.csv.
+"""The machine-readable files of a study's folder: trials.csv, summary.json, best.json,
+pareto_front.csv and trace.csv.
 
-Studies and replays write the same columns to ``trace.csv``, so that a study can be compared with its replay.
+Studies and replays write the same columns to ``trace.csv``, so that a study can be compared with
+its replay.
 """
 
 import csv
@@ -16,7 +18,15 @@ from typing import Any
 
 from autotune.comparison import reach_rate_interval
 from autotune.errors import DataError, FileError
-from autotune.files import FORMAT_KEY, FORMATS, appending, check_format, check_kind, replace_file, replacing
+from autotune.files import (
+    FORMAT_KEY,
+    FORMATS,
+    appending,
+    check_format,
+    check_kind,
+    replace_file,
+    replacing,
+)
 from autotune.hiding import without_secrets_in
 from autotune.measurement import PAUSED, Evaluation, TrialResult
 from autotune.objective import Pareto
@@ -29,25 +39,61 @@ logger = logging.getLogger(__name__)
 
 REPORT = "report.html"
 SUMMARY = "summary.json"
-"""File of a study's folder with its result as plain data; ``best.json`` says the same, and is there only if something was confirmed."""
+"""File of a study's folder with its result as plain data; ``best.json`` says the same, and is
+there only if something was confirmed."""
 
 MEASURED = (
-    "outcome", "score", "score_unit", "time_to_target_seconds", "build_seconds", "prepare_seconds", "train_seconds", "evaluate_seconds",
-    "num_evaluations", "metric", "loss", "epoch", "samples_per_second", "peak_memory_bytes", "num_workers", "device_kind",
-    "energy_joules", "started_at", "stopped_at", "seed", "contention", "error",
-)  # fmt: skip
+    "outcome",
+    "score",
+    "score_unit",
+    "time_to_target_seconds",
+    "build_seconds",
+    "prepare_seconds",
+    "train_seconds",
+    "evaluate_seconds",
+    "num_evaluations",
+    "metric",
+    "loss",
+    "epoch",
+    "samples_per_second",
+    "peak_memory_bytes",
+    "num_workers",
+    "device_kind",
+    "energy_joules",
+    "started_at",
+    "stopped_at",
+    "seed",
+    "contention",
+    "error",
+)
 """Columns of what is measured of a training, in tables of trials and of runs."""
-COLUMNS = ("order", "trial", "worker", "started_seconds", "stopped_seconds", "from_train_seconds", "train_seconds", "outcome")
-"""Columns of ``trace.csv``. ``started_seconds`` and ``stopped_seconds`` count from the start of the search; ``from_train_seconds`` and
-``train_seconds`` are the trial's own seconds of prepare and train at the beginning and at the end of the stretch."""
+COLUMNS = (
+    "order",
+    "trial",
+    "worker",
+    "started_seconds",
+    "stopped_seconds",
+    "from_train_seconds",
+    "train_seconds",
+    "outcome",
+)
+"""Columns of ``trace.csv``. ``started_seconds`` and ``stopped_seconds`` count from the start of
+the search; ``from_train_seconds`` and ``train_seconds`` are the trial's own seconds of prepare
+and train at the beginning and at the end of the stretch."""
 
 
 def write_trials(
-    path: Path, space: SearchSpace, results: Sequence[TrialResult], scores: Mapping[int, float], unit: str = SECONDS.unit
+    path: Path,
+    space: SearchSpace,
+    results: Sequence[TrialResult],
+    scores: Mapping[int, float],
+    unit: str = SECONDS.unit,
 ) -> None:
-    """Write ``trials.csv``: a row for each ended trial, in the order in which trials end, with the varied parameters last.
+    """Write ``trials.csv``: a row for each ended trial, in the order in which trials end, with the
+    varied parameters last.
 
-    Parameters stand there as in an override: ``null`` is the value null, an empty cell a parameter that the trial does not have.
+    Parameters stand there as in an override: ``null`` is the value null, an empty cell a parameter
+    that the trial does not have.
     """
     ended = sorted(results, key=lambda result: result.stopped_at)
     write_csv(
@@ -57,8 +103,12 @@ def write_trials(
     )
 
 
-def _trial_row(result: TrialResult, score: float | None, unit: str, parameters: Sequence[str]) -> list[Any]:
-    values = [override_text(result.values[key]) if key in result.values else "" for key in parameters]
+def _trial_row(
+    result: TrialResult, score: float | None, unit: str, parameters: Sequence[str]
+) -> list[Any]:
+    values = [
+        override_text(result.values[key]) if key in result.values else "" for key in parameters
+    ]
     return [result.trial, *measured_cells(result, score, unit), *values]
 
 
@@ -81,8 +131,14 @@ def measured_cells(result: TrialResult, score: float | None, unit: str) -> list[
 
 
 def _cell(value: Any) -> Any:
-    """A cell of a table: a text that a spreadsheet would run as a formula begins with an apostrophe, which makes it a text there."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+    """A cell of a table: a text that a spreadsheet would run as a formula begins with an
+    apostrophe, which makes it a text there.
+    """
+    return (
+        f"'{value}"
+        if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r")
+        else value
+    )
 
 
 def write_csv(path: Path, header: Sequence[object], rows: Sequence[Sequence[object]]) -> None:
@@ -92,9 +148,13 @@ def write_csv(path: Path, header: Sequence[object], rows: Sequence[Sequence[obje
 
 
 def arm_json(arm: ArmScores) -> dict[str, Any]:
-    """The repeated runs of one configuration as JSON data, with keys for times or, if the objective is not time, for scores."""
+    """The repeated runs of one configuration as JSON data, with keys for times or, if the
+    objective is not time, for scores.
+    """
     scores, bounds, expected = (
-        ("times_seconds", "lower_bounds_seconds", "expected_seconds") if arm.scale.is_time else ("scores", "lower_bounds", "expected_score")
+        ("times_seconds", "lower_bounds_seconds", "expected_seconds")
+        if arm.scale.is_time
+        else ("scores", "lower_bounds", "expected_score")
     )
     return {
         "unit": arm.scale.unit,
@@ -103,12 +163,16 @@ def arm_json(arm: ArmScores) -> dict[str, Any]:
         "num_reached": arm.num_reached,
         bounds: [score for score, reached in arm.scored_runs if not reached],
         expected: arm.expected_score,
-        "reach_rate_interval": reach_rate_interval(arm.num_reached, arm.num_runs) if arm.runs else None,
+        "reach_rate_interval": (
+            reach_rate_interval(arm.num_reached, arm.num_runs) if arm.runs else None
+        ),
     }
 
 
 def write_json(path: Path, kind: str, content: Mapping[str, Any]) -> None:
-    """Write strict JSON, with the number of its format, replacing the file; not finite numbers become null, and secrets ``***``.
+    """Write strict JSON, with the number of its format, replacing the file.
+
+    Not finite numbers become null, and secrets ``***``.
 
     Args:
         kind: of the file, one of ``autotune.files.FORMATS``.
@@ -121,7 +185,14 @@ def write_json(path: Path, kind: str, content: Mapping[str, Any]) -> None:
 
 def json_text(kind: str, content: Mapping[str, Any]) -> str:
     """The text of a file that ``write_json`` writes."""
-    return json.dumps(_strict(without_secrets_in({FORMAT_KEY: FORMATS[kind], **content})), indent=2, allow_nan=False) + "\n"
+    return (
+        json.dumps(
+            _strict(without_secrets_in({FORMAT_KEY: FORMATS[kind], **content})),
+            indent=2,
+            allow_nan=False,
+        )
+        + "\n"
+    )
 
 
 def _strict(value: Any) -> Any:
@@ -153,19 +224,25 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Front:
-    """Scores by several objectives of the trials that reached the target; each is one run of the search, not confirmed."""
+    """Scores by several objectives of the trials that reached the target.
+
+    Each is one run of the search, not confirmed.
+    """
 
     scales: Mapping[str, ScoreFormat]
     """The score format of each objective, by the objective's name in the configuration."""
     points: Mapping[int, tuple[float, ...]]
     """The score of a trial by each objective, by trial number."""
     members: tuple[int, ...]
-    """Trials that no other trial beats in all objectives, sorted by the first objective, best first."""
+    """Trials that no other trial beats in all objectives, sorted by the first objective, best
+    first."""
     picks: Mapping[str, int]
     """The trial that each preference picks, by the preference's name."""
 
     def write(self, path: Path, results: Mapping[int, TrialResult]) -> None:
-        """Write the front as CSV: for each trial its score by each objective, the preferences that pick it, and its overrides."""
+        """Write the front as CSV: for each trial its score by each objective, the preferences
+        that pick it, and its overrides.
+        """
         names = [f"{name} ({scale.unit})" for name, scale in self.scales.items()]
         rows = [
             [
@@ -180,11 +257,16 @@ class Front:
 
     def lines(self) -> list[str]:
         """Lines on the front's size and on the trial that each preference picks."""
-        lines = [f"Pareto front: {len(self.members)} of {len(self.points)} trials that reached the target, by {', '.join(self.scales)}"]
+        lines = [
+            f"Pareto front: {len(self.members)} of {len(self.points)} trials that reached the"
+            f" target, by {', '.join(self.scales)}"
+        ]
         width = max(map(len, self.picks))
         for name, trial in self.picks.items():
             values = zip(self.scales.items(), self.points[trial], strict=True)
-            scores = ", ".join(f"{objective} {scale.format(value)}" for (objective, scale), value in values)
+            scores = ", ".join(
+                f"{objective} {scale.format(value)}" for (objective, scale), value in values
+            )
             lines.append(f"  {name:<{width}}  picks trial {trial}: {scores}")
         return lines
 
@@ -192,13 +274,17 @@ class Front:
 def make_front(objective: Pareto, results: Mapping[int, TrialResult]) -> Front | None:
     """The Pareto front of the trials that REACHED the target; None if no trial did."""
     reached = [result for result in results.values() if result.outcome is Outcome.REACHED]
-    points = {result.trial: objective.values(result.last) for result in reached if result.last is not None}
+    points = {
+        result.trial: objective.values(result.last) for result in reached if result.last is not None
+    }
     if not points:
         return None
     trials = list(points)
     members = tuple(trials[index] for index in pareto_front(list(points.values())))
     return Front(
-        scales={name: score_format_of(component) for name, component in objective.objectives.items()},
+        scales={
+            name: score_format_of(component) for name, component in objective.objectives.items()
+        },
         points=points,
         members=members,
         picks=objective.picks({trial: points[trial] for trial in members}),
@@ -213,15 +299,27 @@ class _Stretch:
 
 
 class StudyTables:
-    """Writes ``trials.csv`` and ``trace.csv`` while a study runs: a row for each trial that ends, and each time one leaves its worker.
+    """Writes ``trials.csv`` and ``trace.csv`` while a study runs: a row for each trial that ends,
+    and each time one leaves its worker.
 
-    ``trials.csv`` is written anew with the trials that ended in earlier sessions; what earlier sessions left of ``trace.csv`` is kept.
+    ``trials.csv`` is written anew with the trials that ended in earlier sessions; what earlier
+    sessions left of ``trace.csv`` is kept.
     """
 
     def __init__(
-        self, folder: Path, space: SearchSpace, results: Sequence[TrialResult], scores: Mapping[int, float], unit: str = SECONDS.unit
+        self,
+        folder: Path,
+        space: SearchSpace,
+        results: Sequence[TrialResult],
+        scores: Mapping[int, float],
+        unit: str = SECONDS.unit,
     ) -> None:
-        self._trials, self._trace, self._unit, self._parameters = folder / "trials.csv", folder / "trace.csv", unit, space.keys
+        self._trials, self._trace, self._unit, self._parameters = (
+            folder / "trials.csv",
+            folder / "trace.csv",
+            unit,
+            space.keys,
+        )
         self._began_at = min((result.started_at for result in results), default=time.time())
         self._running: dict[int, _Stretch] = {}
         write_trials(self._trials, space, results, scores, unit)
@@ -234,7 +332,9 @@ class StudyTables:
         """Note that a worker begins or resumes a trial."""
         busy = {stretch.worker for stretch in self._running.values()}
         worker = next(number for number in range(len(busy) + 1) if number not in busy)
-        self._running[trial] = _Stretch(worker, time.time() - self._began_at, self._train_seconds.get(trial, 0.0))
+        self._running[trial] = _Stretch(
+            worker, time.time() - self._began_at, self._train_seconds.get(trial, 0.0)
+        )
 
     def evaluated(self, trial: int, evaluation: Evaluation) -> None:
         """Note how many seconds a running trial has trained."""
@@ -260,16 +360,31 @@ class StudyTables:
     def _end(self, trial: int, outcome: str) -> None:
         """End the stretch of a trial, unless it was paused and so has its last row already."""
         if (stretch := self._running.pop(trial, None)) is not None:
-            seconds = (stretch.started_seconds, time.time() - self._began_at, stretch.from_train_seconds)
-            row = (self._num_rows, trial, stretch.worker, *seconds, self._train_seconds.get(trial, 0.0), outcome)
+            seconds = (
+                stretch.started_seconds,
+                time.time() - self._began_at,
+                stretch.from_train_seconds,
+            )
+            row = (
+                self._num_rows,
+                trial,
+                stretch.worker,
+                *seconds,
+                self._train_seconds.get(trial, 0.0),
+                outcome,
+            )
             _append_row(self._trace, row, "\n")
             self._num_rows += 1
 
 
 def _whole_rows(path: Path) -> list[list[str]]:
-    """The rows of a ``trace.csv`` that an earlier process left, without what it did not finish or what is no row."""
+    """The rows of a ``trace.csv`` that an earlier process left, without what it did not finish
+    or what is no row.
+    """
     rows = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+    for line in (
+        path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ()
+    ):
         row = line.split(",")
         with suppress(ValueError):
             _ = [int(number) for number in row[:3]], [float(number) for number in row[3:7]]
@@ -279,7 +394,10 @@ def _whole_rows(path: Path) -> list[list[str]]:
 
 
 def _append_row(path: Path, row: Sequence[object], line_end: str) -> None:
-    """Append a row to a CSV file; one that cannot be written is told in the log, since the study's storage has all that it says."""
+    """Append a row to a CSV file.
+
+    One that cannot be written is told in the log, since the study's storage has all that it says.
+    """
     try:
         with appending(path) as file:
             csv.writer(file, lineterminator=line_end).writerow(row)

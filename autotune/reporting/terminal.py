@@ -1,8 +1,9 @@
 """Terminal output of a study: the live display while it runs, and the summary at its end.
 
-On a terminal a table of the running trials is redrawn in place; anywhere else (a log file, a pipe) each trial that ends and each
-confirmation run that starts is one plain line. The user's own text (overrides, errors, commands) is never read as markup and never
-wrapped, so that it can be searched for and copied whole.
+On a terminal a table of the running trials is redrawn in place; anywhere else (a log file, a pipe)
+each trial that ends and each confirmation run that starts is one plain line. The user's own text
+(overrides, errors, commands) is never read as markup and never wrapped, so that it can be searched
+for and copied whole.
 """
 
 import contextlib
@@ -23,11 +24,20 @@ from rich.text import Text
 from autotune.comparison import Ratio
 from autotune.measurement import OUTPUT_AT, Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
-from autotune.reporting.scores import SECONDS, ArmScores, ScoreFormat, describe_arm, describe_ratio, describe_reached, format_seconds
+from autotune.reporting.scores import (
+    SECONDS,
+    ArmScores,
+    ScoreFormat,
+    describe_arm,
+    describe_ratio,
+    describe_reached,
+    format_seconds,
+)
 
 REFRESHES_PER_SECOND = 2
 MAX_SPOILT_TOLD = 3
-"""Trainings with spoilt times that are told one by one, before they would fill the screen of a busy machine."""
+"""Trainings with spoilt times that are told one by one, before they would fill the screen of a
+busy machine."""
 _OTHER_LINES = 8
 """Lines of the live display that do not show a trial."""
 _MIN_STARTED = 5
@@ -39,7 +49,8 @@ class StudyDisplay:
 
     Args:
         outcomes: number of trials that earlier processes ended, by outcome.
-        paused: trials that earlier processes paused: for each its overrides and its last evaluation.
+        paused: trials that earlier processes paused: for each its overrides and its last
+            evaluation.
         best: number and score, in the unit of ``scale``, of the best of the earlier trials.
 
     The methods are called from one thread; the live table is redrawn from another one.
@@ -58,7 +69,12 @@ class StudyDisplay:
         best: tuple[int, float] | None = None,
         scale: ScoreFormat = SECONDS,
     ) -> None:
-        self._title, self._target, self._num_trials, self._seconds = title, target, num_trials, time_budget_seconds
+        self._title, self._target, self._num_trials, self._seconds = (
+            title,
+            target,
+            num_trials,
+            time_budget_seconds,
+        )
         self._console = console or Console()
         self._best, self._scale = best, scale
         self._running: dict[int, tuple[Sequence[str], Evaluation | None]] = {}
@@ -71,21 +87,39 @@ class StudyDisplay:
 
     def __enter__(self) -> Self:
         self._began_at = time.monotonic()
-        if self._console.is_interactive or (self._console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None):
-            self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=REFRESHES_PER_SECOND)
+        if self._console.is_interactive or (
+            self._console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
+        ):
+            self._live = Live(
+                console=self._console,
+                get_renderable=self._render,
+                refresh_per_second=REFRESHES_PER_SECOND,
+            )
             self._live.start(refresh=True)
         else:
-            limit = "" if self._seconds is None else f", at most {format_seconds(max(0.0, self._seconds))} of search"
+            limit = (
+                ""
+                if self._seconds is None
+                else f", at most {format_seconds(max(0.0, self._seconds))} of search"
+            )
             self.note(f"{self._title}: target {self._target}, {self._num_done}{limit}")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
         if self._num_spoilt > MAX_SPOILT_TOLD:
             kept = self._num_spoilt - self._num_retaken
-            self.note(f"other programs spoilt the times of {self._num_spoilt} trainings: {self._num_retaken} trained again, {kept} marked")
+            self.note(
+                f"other programs spoilt the times of {self._num_spoilt} trainings:"
+                f" {self._num_retaken} trained again, {kept} marked"
+            )
 
     def trial_started(self, trial: int, overrides: Sequence[str]) -> None:
         """Show a trial that was handed to a worker; a resumed one keeps its last evaluation."""
@@ -103,21 +137,32 @@ class StudyDisplay:
             self._paused[trial] = self._running.pop(trial)
 
     def trial_lost(self, trial: int, why: str) -> None:
-        """Note that a trial was lost with its machine, or its process killed, and that its configuration is tried again."""
+        """Note that a trial was lost with its machine, or its process killed, and that its
+        configuration is tried again.
+        """
         self._forget(trial)
         self.note(f"trial {trial}  LOST {why}; its configuration is tried again")
 
     def trial_contended(self, trial: int, why: str) -> None:
-        """Note that other programs spoilt a trial's times, and that its configuration is tried again."""
+        """Note that other programs spoilt a trial's times, and that its configuration is tried
+        again.
+        """
         self._forget(trial)
         self._num_retaken += 1
         self.spoilt(f"trial {trial}  CONTENDED: {why}; its configuration is tried again")
 
     def trial_finished(self, result: TrialResult, score: float | None) -> None:
-        """Count a trial that ended and print its line; ``score`` is None unless it reached the target."""
+        """Count a trial that ended and print its line.
+
+        ``score`` is None unless it reached the target.
+        """
         self._forget(result.trial)
         self._outcomes[result.outcome] += 1
-        improved = score is not None and math.isfinite(score) and (self._best is None or score < self._best[1])
+        improved = (
+            score is not None
+            and math.isfinite(score)
+            and (self._best is None or score < self._best[1])
+        )
         if improved and score is not None:
             self._best = (result.trial, score)
         if self._live is None or improved or result.outcome is Outcome.ERRORED:
@@ -132,14 +177,16 @@ class StudyDisplay:
             self.note(self._confirming)
 
     def spoilt(self, line: str) -> None:
-        """Note that other programs spoilt a training's times: the first few times, then once what can be done, and at the end how often."""
+        """Note that other programs spoilt a training's times: the first few times, then once
+        what can be done, and at the end how often.
+        """
         self._num_spoilt += 1
         if self._num_spoilt <= MAX_SPOILT_TOLD:
             self.note(line)
         elif self._num_spoilt == MAX_SPOILT_TOLD + 1:
             self.note(
-                "other programs keep spoiling times, which is no longer told of each training: end them, or keep such times, marked, "
-                "with search.max_retakes=0 (docs/measuring.md)"
+                "other programs keep spoiling times, which is no longer told of each training: end"
+                " them, or keep such times, marked, with search.max_retakes=0 (docs/measuring.md)"
             )
 
     def note(self, line: str) -> None:
@@ -167,7 +214,11 @@ class StudyDisplay:
 
     @property
     def _best_so_far(self) -> str:
-        return "best none yet" if self._best is None else f"best {self._scale.format(self._best[1])} (trial {self._best[0]})"
+        return (
+            "best none yet"
+            if self._best is None
+            else f"best {self._scale.format(self._best[1])} (trial {self._best[0]})"
+        )
 
     @property
     def _num_done(self) -> str:
@@ -176,16 +227,27 @@ class StudyDisplay:
 
     @property
     def _time_left(self) -> str:
-        """The time that the search still takes at its pace so far, in words; empty while that cannot be told."""
+        """The time that the search still takes at its pace so far, in words.
+
+        Empty while that cannot be told.
+        """
         elapsed = time.monotonic() - self._began_at
         left = math.inf if self._seconds is None else max(0.0, self._seconds - elapsed)
         if self._num_trials is not None and self._num_started >= _MIN_STARTED:
-            num_left = max(0, self._num_trials - self._outcomes.total() - len(self._paused) - len(self._running))
+            num_left = max(
+                0,
+                self._num_trials - self._outcomes.total() - len(self._paused) - len(self._running),
+            )
             left = min(left, num_left * elapsed / self._num_started)
-        return f"about {format_seconds(left)} of search left" if math.isfinite(left) and not self._confirming else ""
+        return (
+            f"about {format_seconds(left)} of search left"
+            if math.isfinite(left) and not self._confirming
+            else ""
+        )
 
     def _render(self) -> RenderableType:
-        # Called by the refreshing thread: the dict is copied in one step, since the study adds and removes trials meanwhile.
+        # Called by the refreshing thread: the dict is copied in one step, since the study adds and
+        # removes trials meanwhile.
         running = list(self._running.items())
         room = max(3, self._console.height - _OTHER_LINES)
         table = Table(box=None, expand=True, padding=(0, 1), header_style="bold")
@@ -194,22 +256,37 @@ class StudyDisplay:
         for name in ("epoch", self._target.metric, "train s"):
             table.add_column(Text(name), justify="right", no_wrap=True, max_width=24)
         for trial, (overrides, last) in running[:room]:
-            numbers = ("-",) * 3 if last is None else (f"{last.epoch:.1f}", format_metric(last.metric), f"{last.train_seconds:.1f}")
+            numbers = (
+                ("-",) * 3
+                if last is None
+                else (f"{last.epoch:.1f}", format_metric(last.metric), f"{last.train_seconds:.1f}")
+            )
             table.add_row(*map(Text, (str(trial), shorten_overrides(overrides), *numbers)))
-        head = Text.assemble((self._title, "bold"), f"  target {self._target}", no_wrap=True, overflow="ellipsis")
-        outcomes = [Text(f"{outcome} {count}", outcome.traits.terminal_style) for outcome in Outcome if (count := self._outcomes[outcome])]
+        head = Text.assemble(
+            (self._title, "bold"), f"  target {self._target}", no_wrap=True, overflow="ellipsis"
+        )
+        outcomes = [
+            Text(f"{outcome} {count}", outcome.traits.terminal_style)
+            for outcome in Outcome
+            if (count := self._outcomes[outcome])
+        ]
         outcomes += [Text(f"paused {len(self._paused)}", "dim")] if self._paused else []
         lines = [
             Text(f"and {len(running) - room} more running", "dim") if len(running) > room else None,
             Text(self._confirming) if self._confirming else None,
             Text(" · ").join(outcomes) if outcomes else Text("no trial has finished yet", "dim"),
-            Text(f"{self._best_so_far} · {', '.join(filter(None, [self._num_done, self._time_left]))}"),
+            Text(
+                f"{self._best_so_far} ·"
+                f" {', '.join(filter(None, [self._num_done, self._time_left]))}"
+            ),
         ]
         return Group(head, table, *filter(None, lines))
 
 
 def output_console() -> Console:
-    """A console for the standard output: as wide as the terminal, or 120 columns where there is none."""
+    """A console for the standard output: as wide as the terminal, or 120 columns where there is
+    none.
+    """
     return Console(width=None if sys.stdout.isatty() else 120)
 
 
@@ -222,30 +299,49 @@ def verdict_rows(
     overrides: Sequence[str] = (),
     others: Sequence[tuple[ArmScores, str]] = (),
 ) -> list[tuple[str, str]]:
-    """Rows of a summary that compare the baseline with the chosen candidate, then one row for every other candidate.
+    """Rows of a summary that compare the baseline with the chosen candidate, then one row for every
+    other candidate.
 
     Args:
         chosen: the candidate that won the confirmation; None if there was none.
         speed_up: the baseline's expected score divided by the chosen candidate's.
-        is_exported: whether the chosen candidate is exported; False if no candidate beat the baseline.
+        is_exported: whether the chosen candidate is exported; False if no candidate beat the
+            baseline.
         others: the other candidates, each with the reason why it left the confirmation.
     """
     rows, scale = [("baseline", describe_arm(baseline))], baseline.scale
     better, worse = ("faster", "slower") if scale.is_time else ("better", "worse")
     if chosen is None:
-        return [*rows, ("best", "the baseline: no other configuration reached the target in the search")]
+        return [
+            *rows,
+            ("best", "the baseline: no other configuration reached the target in the search"),
+        ]
     if not is_exported:
         rows.append(("best", f"no configuration was shown to be {better} than the baseline"))
     rows.append(("best" if is_exported else "closest", f"{describe_arm(chosen)}, {chosen.label}"))
     rows += _named("overrides", overrides)
-    pairs = "" if speed_up is None else f", n = {'1 pair' if speed_up.num_pairs == 1 else f'{speed_up.num_pairs} pairs'}"
+    pairs = (
+        ""
+        if speed_up is None
+        else f", n = {'1 pair' if speed_up.num_pairs == 1 else f'{speed_up.num_pairs} pairs'}"
+    )
     rows.append((scale.gain, f"{describe_ratio(speed_up)}{pairs}, {describe_reached(chosen)}"))
     if speed_up is not None and not speed_up.is_resolved:
-        why = "a single pair has no interval" if speed_up.num_pairs == 1 else "the interval includes 1"
+        why = (
+            "a single pair has no interval"
+            if speed_up.num_pairs == 1
+            else "the interval includes 1"
+        )
         rows.append(("", f"{why}: not shown to be {better} than the baseline, nor {worse}"))
     if speed_up is not None and speed_up.high < 1:
         rows.append(("", f"{worse} than the baseline"))
-    return rows + _named("others", [f"{arm.label}: {describe_arm(arm) if arm.runs else 'no runs'}, {why}" for arm, why in others])
+    return rows + _named(
+        "others",
+        [
+            f"{arm.label}: {describe_arm(arm) if arm.runs else 'no runs'}, {why}"
+            for arm, why in others
+        ],
+    )
 
 
 def _named(name: str, values: Sequence[str]) -> list[tuple[str, str]]:
@@ -253,16 +349,25 @@ def _named(name: str, values: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def print_summary(
-    console: Console, title: str, rows: Sequence[tuple[str, str]], *, advice: str = "", commands: Sequence[tuple[str, str]] = ()
+    console: Console,
+    title: str,
+    rows: Sequence[tuple[str, str]],
+    *,
+    advice: str = "",
+    commands: Sequence[tuple[str, str]] = (),
 ) -> None:
-    """Print a study's summary: what was found, what it cost, where the files are and which commands come next.
+    """Print a study's summary: what was found, what it cost, where the files are and which commands
+    come next.
 
     Args:
         rows: pairs of a name and what is told.
         advice: what would make a better result likelier.
         commands: pairs of a purpose and the command for it, as it is typed.
     """
-    lines = [Text(title, "bold"), *(Text.assemble((f"  {name:<10}", "dim"), printable(value)) for name, value in rows)]
+    lines = [
+        Text(title, "bold"),
+        *(Text.assemble((f"  {name:<10}", "dim"), printable(value)) for name, value in rows),
+    ]
     if advice:
         lines.append(Text(f"\n{printable(advice)}"))
     for purpose, command in commands:
@@ -277,7 +382,9 @@ def format_metric(metric: float) -> str:
 
 
 def shorten_overrides(overrides: Sequence[str]) -> str:
-    """Overrides on one line: the last part of each key, and floats with three significant digits."""
+    """Overrides on one line: the last part of each key, and floats with three significant
+    digits.
+    """
     return " ".join(_shorten_override(override) for override in overrides) or "(no overrides)"
 
 

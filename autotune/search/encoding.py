@@ -14,31 +14,41 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 Indices = np.ndarray[Any, np.dtype[np.int_]]
 
 _CATEGORY_SCALE = 0.7
-"""Value of the one-hot feature of a point's category: points of two categories are then a distance of about one apart."""
+"""Value of the one-hot feature of a point's category: points of two categories are then a
+distance of about one apart."""
 MAX_ONE_HOT = 32
-"""Maximum number of features of a category; learning takes memory and time by the number of features, times the square of the trials."""
+"""Maximum number of features of a category; learning takes memory and time by the number of
+features, times the square of the trials."""
 _NOT_OPEN = 0.5
-"""Feature of a number whose branch is not open: the middle of [0, 1], which tells the model nothing."""
+"""Feature of a number whose branch is not open: the middle of [0, 1], which tells the model
+nothing."""
 
 
 class UnitCube:
     """A search space as a unit cube with a coordinate for each parameter of each branch.
 
-    A number is scaled to [0, 1], in log where the space says log; a choice of numbers is encoded by the option's rank. Any other choice
-    is a category: its coordinate is the option's index, which says only whether two points have the same option. A parameter
-    whose branch is not open is NaN.
+    A number is scaled to [0, 1], in log where the space says log; a choice of numbers is encoded by
+    the option's rank. Any other choice is a category: its coordinate is the option's index, which
+    says only whether two points have the same option. A parameter whose branch is not open is NaN.
     """
 
     def __init__(self, space: SearchSpace) -> None:
         self.num_options: list[int] = []
-        """Number of options of each coordinate that is a category, 0 for a coordinate that is a number."""
+        """Number of options of each coordinate that is a category, 0 for a coordinate that is a
+        number."""
         self._coordinates = self._coordinates_of(space)
         of_features = [
-            (index, option if count else np.nan) for index, count in enumerate(self.num_options) for option in range(_num_features(count))
+            (index, option if count else np.nan)
+            for index, count in enumerate(self.num_options)
+            for option in range(_num_features(count))
         ]
         indices, options = zip(*of_features, strict=True) if of_features else ((), ())
-        self._feature_indices, self._feature_options = np.array(indices, dtype=int), np.array(options)
-        """Coordinate of each feature, and the option that a one-hot feature is about; NaN for a number."""
+        self._feature_indices, self._feature_options = (
+            np.array(indices, dtype=int),
+            np.array(options),
+        )
+        """Coordinate of each feature, and the option that a one-hot feature is about; NaN for a
+        number."""
 
     def _coordinates_of(self, space: SearchSpace) -> "list[_Number | _Option]":
         coordinates: list[_Number | _Option] = []
@@ -47,29 +57,37 @@ class UnitCube:
             self.num_options.append(0)
             if isinstance(parameter, Choice):
                 self.num_options[index] = 0 if is_ranked(parameter) else len(parameter.options)
-                beneath = {override_text(value): self._coordinates_of(opened) for value, opened in parameter.options}
+                beneath = {
+                    override_text(value): self._coordinates_of(opened)
+                    for value, opened in parameter.options
+                }
                 coordinates.append(_Option(key, index, _encoded_options(parameter), beneath))
             else:
                 coordinates.append(_Number(key, index, parameter))
         return coordinates
 
     def encode(self, points: Sequence[Suggestion]) -> Array:
-        """Coordinates ``[points, parameters]`` of points, NaN where a parameter's branch is not open."""
+        """Coordinates ``[points, parameters]`` of points, NaN where a parameter's branch is not
+        open.
+        """
         encoded = np.full((len(points), len(self.num_options)), np.nan)
         for row, point in zip(encoded, points, strict=True):
             _fill(row, self._coordinates, point.values)
         return encoded
 
     def features(self, encoded: Array) -> Array:
-        """A model's features ``[points, features]`` from coordinates: without NaN, and categories one-hot.
+        """A model's features ``[points, features]`` from coordinates: without NaN, and categories
+        one-hot.
 
-        A category of more than ``MAX_ONE_HOT`` options has that many features, with signs drawn at random for each option, which are about
-        as far from each other as one-hot features are.
+        A category of more than ``MAX_ONE_HOT`` options has that many features, with signs drawn at
+        random for each option, which are about as far from each other as one-hot features are.
         """
         spread = encoded[:, self._feature_indices]
         is_number = np.isnan(self._feature_options)
         numbers = np.where(np.isnan(spread), _NOT_OPEN, spread)
-        features: Array = np.where(is_number, numbers, np.where(spread == self._feature_options, _CATEGORY_SCALE, 0.0))
+        features: Array = np.where(
+            is_number, numbers, np.where(spread == self._feature_options, _CATEGORY_SCALE, 0.0)
+        )
         for index, num_options in enumerate(self.num_options):
             if num_options > MAX_ONE_HOT:
                 is_open = ~np.isnan(encoded[:, index])
@@ -84,13 +102,18 @@ class UnitCube:
 
 
 def _num_features(num_options: int) -> int:
-    """Number of features of a category with so many options; of a number, which has none, it is 1."""
+    """Number of features of a category with so many options.
+
+    Of a number, which has none, it is 1.
+    """
     return min(MAX_ONE_HOT, max(1, num_options))
 
 
 @cache
 def _random_codes(num_options: int) -> Array:
-    """Features ``[features, options]`` of the options of a category: any two differ by about the distance of one-hot features."""
+    """Features ``[features, options]`` of the options of a category: any two differ by about the
+    distance of one-hot features.
+    """
     signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(num_options, MAX_ONE_HOT)).T
     return _CATEGORY_SCALE / math.sqrt(MAX_ONE_HOT) * signs
 
@@ -114,7 +137,9 @@ class _Number:
 
 @dataclass(frozen=True)
 class _Option:
-    """The coordinate of a choice: the encoded value of each option and the coordinates beneath it, by the option's text."""
+    """The coordinate of a choice: the encoded value of each option and the coordinates beneath
+    it, by the option's text.
+    """
 
     key: str
     index: int
@@ -136,13 +161,21 @@ def _fill(row: Array, coordinates: "list[_Number | _Option]", values: Mapping[st
 
 
 def _encoded_options(choice: Choice) -> dict[str, float]:
-    """The encoded value of each option of a choice, by its text: among numbers the rank scaled to [0, 1], else the index."""
+    """The encoded value of each option of a choice, by its text: among numbers the rank scaled
+    to [0, 1], else the index.
+    """
     values = [value for value, _ in choice.options]
     if not is_ranked(choice):
         return {override_text(value): float(index) for index, value in enumerate(values)}
-    return {override_text(value): index / max(1, len(values) - 1) for index, value in enumerate(sorted(values))}
+    return {
+        override_text(value): index / max(1, len(values) - 1)
+        for index, value in enumerate(sorted(values))
+    }
 
 
 def is_ranked(choice: Choice) -> bool:
     """Whether all of a choice's values are numbers that have an order, which NaN has not."""
-    return all(isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value) for value, _ in choice.options)
+    return all(
+        isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+        for value, _ in choice.options
+    )

@@ -1,8 +1,9 @@
-"""The score to expect of a configuration if it is trained again: a time to target is a random draw, not a fixed number.
+"""The score to expect of a configuration if it is trained again: a time to target is a random draw,
+not a fixed number.
 
-``ExpectedScores`` is a model of expected scores for a sampler, ``running_times`` the plain mean for a search without a model. A score is
-the objective of a run, such as seconds; a run that did not reach the target has spent the objective's lower bound at its last
-evaluation.
+``ExpectedScores`` is a model of expected scores for a sampler, ``running_times`` the plain mean for
+a search without a model. A score is the objective of a run, such as seconds; a run that did not
+reach the target has spent the objective's lower bound at its last evaluation.
 """
 
 import math
@@ -26,14 +27,18 @@ Key = tuple[str, ...]
 """Identifies a configuration, the same for all of its trials: ``Suggestion.key``."""
 
 _MAX_CONFIGURATIONS = 300
-"""Maximum number of configurations that estimate each other: the work grows with its cube. Others are estimated by their own runs alone."""
+"""Maximum number of configurations that estimate each other: the work grows with its cube.
+Others are estimated by their own runs alone."""
 
 _FELL_SHORT = (Outcome.MISSED, Outcome.TIMED_OUT, Outcome.DIVERGED, Outcome.OUT_OF_MEMORY)
-"""Outcomes short of the target that follow from the training itself and not from a decision of the search."""
+"""Outcomes short of the target that follow from the training itself and not from a decision of
+the search."""
 
 
 def spent_by(result: TrialResult, objective: Objective) -> float:
-    """The score that a run spent: its objective if it REACHED, else the lower bound at its last evaluation, 0 without one."""
+    """The score that a run spent: its objective if it REACHED, else the lower bound at its last
+    evaluation, 0 without one.
+    """
     if result.outcome is Outcome.REACHED:
         return objective.score(result)
     if result.last is None or not isinstance(objective, BoundedObjective):
@@ -42,12 +47,14 @@ def spent_by(result: TrialResult, objective: Objective) -> float:
 
 
 class RunningTime:
-    """A configuration's expected running time: the total score that its runs spent divided by the number that reached the target.
+    """A configuration's expected running time: the total score that its runs spent divided by the
+    number that reached the target.
 
-    A run that was capped counts as if it had reached the target at the cap: it needs at least as much. A run that was stopped, lost or
-    ended by an error does not count.
+    A run that was capped counts as if it had reached the target at the cap: it needs at least as
+    much. A run that was stopped, lost or ended by an error does not count.
 
-    Source: expected running time (ERT), Hansen et al., "COCO: a platform for comparing continuous optimizers" (2021), section 5.
+    Source: expected running time (ERT), Hansen et al., "COCO: a platform for comparing continuous
+    optimizers" (2021), section 5.
     """
 
     def __init__(self) -> None:
@@ -63,16 +70,26 @@ class RunningTime:
     @property
     def expected(self) -> float:
         """Expected running time, in the objective's unit; infinite if no run reached the target."""
-        return self._spent / (self._num_reached + self._num_capped) if self._num_reached else math.inf
+        return (
+            self._spent / (self._num_reached + self._num_capped) if self._num_reached else math.inf
+        )
 
 
 def running_times(results: Mapping[int, TrialResult], objective: Objective) -> dict[int, float]:
-    """Expected running time of its configuration, for every trial that REACHED the target, by trial number."""
+    """Expected running time of its configuration, for every trial that REACHED the target, by
+    trial number.
+    """
     times: dict[Key, RunningTime] = {}
     keys = {number: Suggestion(result.values).key for number, result in results.items()}
     for number, result in results.items():
-        times.setdefault(keys[number], RunningTime()).add(result.outcome, spent_by(result, objective))
-    return {number: times[keys[number]].expected for number, result in results.items() if result.outcome is Outcome.REACHED}
+        times.setdefault(keys[number], RunningTime()).add(
+            result.outcome, spent_by(result, objective)
+        )
+    return {
+        number: times[keys[number]].expected
+        for number, result in results.items()
+        if result.outcome is Outcome.REACHED
+    }
 
 
 @dataclass
@@ -100,7 +117,9 @@ class _Runs:
 
 @dataclass(frozen=True, kw_only=True)
 class _Estimates:
-    """The model's estimates for the configurations that have reached the target, as arrays ``[configurations]``."""
+    """The model's estimates for the configurations that have reached the target, as arrays
+    ``[configurations]``.
+    """
 
     keys: list[Key]
     is_inside: Array
@@ -116,31 +135,46 @@ class _Estimates:
     num_repeats: float
     """Degrees of freedom of the noise's estimate."""
     first_run_weight: float
-    """Fraction by which a new configuration's first run moves its estimate from the mean of all towards the run's own score."""
+    """Fraction by which a new configuration's first run moves its estimate from the mean of all
+    towards the run's own score."""
     incumbent: float
     first_run_to_win: float
 
 
 class ExpectedScores:
-    """The expected score of each configuration that has reached the target, learnt from its runs and from its neighbours' runs.
+    """The expected score of each configuration that has reached the target, learnt from its runs
+    and from its neighbours' runs.
 
-    The logarithm of a run's score is a Gaussian process over the configuration's features, plus noise. The noise's variance is learnt from
-    repeats, with a prior, so that the more repeats differ, the more a lucky run's estimate is pulled towards its neighbours' scores.
-    The expected score includes the runs that fall short of the target until one reaches it; that chance is learnt from repeats, too.
+    The logarithm of a run's score is a Gaussian process over the configuration's features, plus
+    noise. The noise's variance is learnt from repeats, with a prior, so that the more repeats
+    differ, the more a lucky run's estimate is pulled towards its neighbours' scores. The expected
+    score includes the runs that fall short of the target until one reaches it; that chance is
+    learnt from repeats, too.
 
-    Source: the noise's conjugate prior, Gelman et al., "Bayesian data analysis" (2013), section 3.3.
+    Source: the noise's conjugate prior, Gelman et al., "Bayesian data analysis" (2013), section
+    3.3.
     """
 
     def __init__(self) -> None:
         self._runs: dict[Key, _Runs] = {}
         self._cached: _Estimates | None = None
 
-    def add(self, key: Key, features: Array | None, outcome: Outcome, spent: float, *, can_repeat: bool = True) -> None:
+    def add(
+        self,
+        key: Key,
+        features: Array | None,
+        outcome: Outcome,
+        spent: float,
+        *,
+        can_repeat: bool = True,
+    ) -> None:
         """Add a run that ended with an outcome after it had spent a score.
 
         Args:
-            features: features of the configuration's point ``[features]``; None if it lies outside the search space and is never repeated.
-            can_repeat: whether the configuration can be run again; if not, its only run is enough to make it the incumbent.
+            features: features of the configuration's point ``[features]``; None if it lies outside
+                the search space and is never repeated.
+            can_repeat: whether the configuration can be run again; if not, its only run is enough
+                to make it the incumbent.
         """
         if outcome is not Outcome.REACHED and outcome not in _FELL_SHORT and key not in self._runs:
             return
@@ -159,23 +193,34 @@ class ExpectedScores:
 
     def by_key(self) -> dict[Key, float]:
         """The expected score of every configuration that has reached the target."""
-        return dict(zip(self._known.keys, self._known.expected.tolist(), strict=True)) if self._known is not None else {}
+        return (
+            dict(zip(self._known.keys, self._known.expected.tolist(), strict=True))
+            if self._known is not None
+            else {}
+        )
 
     @property
     def incumbent(self) -> float:
-        """The incumbent's expected score, on the scale of a run that reaches the target; infinite without an incumbent.
+        """The incumbent's expected score, on the scale of a run that reaches the target.
 
-        The incumbent has the best expected score among the configurations with several runs, or among all if there are none: the best
-        of many first runs is a lucky one. Its chance of reaching the target counts only by how it differs from that of a configuration
-        with one run, which did.
+        Infinite without an incumbent.
 
-        Source: the idea of intensification in SMAC (Hutter, Hoos and Leyton-Brown, 2011): a would-be incumbent is run again first.
+        The incumbent has the best expected score among the configurations with several runs, or
+        among all if there are none: the best of many first runs is a lucky one. Its chance of
+        reaching the target counts only by how it differs from that of a configuration with one run,
+        which did.
+
+        Source: the idea of intensification in SMAC (Hutter, Hoos and Leyton-Brown, 2011): a
+        would-be incumbent is run again first.
         """
         return math.inf if self._known is None else self._known.incumbent
 
     @property
     def best(self) -> Key | None:
-        """The configuration that is expected to be the best; None before any has reached the target."""
+        """The configuration that is expected to be the best.
+
+        None before any has reached the target.
+        """
         known = self._known
         return None if known is None else known.keys[int(known.expected.argmin())]
 
@@ -187,32 +232,43 @@ class ExpectedScores:
 
     @property
     def first_run_to_win(self) -> float:
-        """Score that a new configuration's first run must beat to make it the incumbent; infinite without an incumbent.
+        """Score that a new configuration's first run must beat to make it the incumbent.
 
-        The score is below the incumbent's, since the estimate after a good first run is pulled towards the mean of all configurations.
+        Infinite without an incumbent.
+
+        The score is below the incumbent's, since the estimate after a good first run is pulled
+        towards the mean of all configurations.
         """
         return math.inf if self._known is None else self._known.first_run_to_win
 
     @property
     def first_run_weight(self) -> float:
-        """Fraction of the logarithm of a first run's improvement that a new configuration is expected to keep."""
+        """Fraction of the logarithm of a first run's improvement that a new configuration is
+        expected to keep.
+        """
         return 1.0 if self._known is None else self._known.first_run_weight
 
     @property
     def noise(self) -> float:
-        """Standard deviation of the logarithm of a configuration's score from run to run; NaN before any has reached the target."""
+        """Standard deviation of the logarithm of a configuration's score from run to run.
+
+        NaN before any has reached the target.
+        """
         return math.nan if self._known is None else math.sqrt(self._known.noise_variance)
 
     def log_gains_of_repeats(self, least: float = 0.0) -> Iterator[tuple[Key, float]]:
-        """Logarithm of the expected gain, per unit of score spent, of running each configuration once more, the highest first.
+        """Logarithm of the expected gain, per unit of score spent, of running each configuration
+        once more, the highest first.
 
-        Configurations with a gain below ``least`` are left out. The gain is the logarithm of the ratio by which the configuration picked
-        after the run is better than the one picked now: the knowledge gradient, with the noise's variance unknown. Empty with fewer than
-        two configurations, which leave nothing to pick from.
+        Configurations with a gain below ``least`` are left out. The gain is the logarithm of the
+        ratio by which the configuration picked after the run is better than the one picked now: the
+        knowledge gradient, with the noise's variance unknown. Empty with fewer than two
+        configurations, which leave nothing to pick from.
 
-        Source: Frazier, Powell and Dayanik, "The knowledge-gradient policy for correlated normal beliefs" (2009), for independent beliefs;
-        Chick, Branke and Schmidt, "Sequential sampling to myopically maximize the expected value of information" (2010), section 3, for
-        Student's t in place of the normal.
+        Source: Frazier, Powell and Dayanik, "The knowledge-gradient policy for correlated normal
+        beliefs" (2009), for independent beliefs; Chick, Branke and Schmidt, "Sequential sampling to
+        myopically maximize the expected value of information" (2010), section 3, for Student's t in
+        place of the normal.
         """
         known = self._known
         if known is None or len(known.keys) < 2:
@@ -237,14 +293,20 @@ class ExpectedScores:
     def _condition(self) -> _Estimates:
         """Condition the process on all runs that reached the target."""
         known = {key: runs for key, runs in self._runs.items() if runs.num_reached}
-        table = [(runs.num_reached, runs.log_score, runs.num_failed, runs.spent, runs.can_repeat) for runs in known.values()]
+        table = [
+            (runs.num_reached, runs.log_score, runs.num_failed, runs.spent, runs.can_repeat)
+            for runs in known.values()
+        ]
         num_reached, observed, num_failed, spent, can_repeat = np.array(table, dtype=float).T
         # The noise has a prior standard deviation of 0.1, which counts as two repeats.
         num_repeats = 2.0 + float((num_reached - 1).sum())
-        noise = (2.0 * 0.1**2 + float(np.array([runs.squares for runs in self._runs.values()]).sum())) / num_repeats
+        noise = (
+            2.0 * 0.1**2 + float(np.array([runs.squares for runs in self._runs.values()]).sum())
+        ) / num_repeats
         noises = noise / num_reached
         mean = float(observed.mean())
-        # Scores differ between configurations with a prior standard deviation of 0.5, which counts as four of them, and of 0.1 at least.
+        # Scores differ between configurations with a prior standard deviation of 0.5, which counts
+        # as four of them, and of 0.1 at least.
         squares = 4.0 * 0.5**2 + float(((observed - mean) ** 2).sum()) - float(noises.sum())
         spread = max(squares / (4.0 + len(observed) - 1), 0.1**2)
         alone = spread / (spread + noises)
@@ -255,15 +317,21 @@ class ExpectedScores:
         gain = np.linalg.solve(prior + np.diag(noises[kept]), prior).T
         means[kept] = mean + gain @ (observed[kept] - mean)
         variances[kept] = np.maximum(np.diag(prior - gain @ prior), 1e-12)
-        # A configuration that has reached the target does so again with a prior chance of 0.95, which counts as two repeats.
-        chance_of_all = (0.95 * 2.0 + float((num_reached - 1).sum())) / (num_repeats + float(num_failed.sum()))
+        # A configuration that has reached the target does so again with a prior chance of 0.95,
+        # which counts as two repeats.
+        chance_of_all = (0.95 * 2.0 + float((num_reached - 1).sum())) / (
+            num_repeats + float(num_failed.sum())
+        )
         chances = _chance(num_reached, num_reached + num_failed, chance_of_all)
         to_target = np.exp(means + (variances + noise) / 2)
         failing = np.where(num_failed > 0, spent / np.maximum(num_failed, 1), to_target)
         expected = to_target + (1 / chances - 1) * failing
         believed = (can_repeat == 0) | (num_reached + num_failed >= 2)
-        incumbent = float(expected[believed].min() if believed.any() else expected.min()) * _chance(1.0, 1.0, chance_of_all)
-        # Where repeats differ a lot, no first run could be good enough without a least weight, and the lead that it needs is limited.
+        incumbent = float(expected[believed].min() if believed.any() else expected.min()) * _chance(
+            1.0, 1.0, chance_of_all
+        )
+        # Where repeats differ a lot, no first run could be good enough without a least weight, and
+        # the lead that it needs is limited.
         weight, log_incumbent = max(spread / (spread + noise), 0.2), math.log(incumbent)
         to_win = mean + (log_incumbent - (1 + weight) * noise / 2 - mean) / weight
         return _Estimates(
@@ -281,7 +349,9 @@ class ExpectedScores:
 
 
 def _best_and_last(observed: Array) -> Indices:
-    """Indices, in order, of the configurations that estimate each other: half of them the best, the others the last ones."""
+    """Indices, in order, of the configurations that estimate each other: half of them the best,
+    the others the last ones.
+    """
     if len(observed) <= _MAX_CONFIGURATIONS:
         return np.arange(len(observed))
     best = np.argsort(observed)[: _MAX_CONFIGURATIONS // 2]
@@ -290,22 +360,33 @@ def _best_and_last(observed: Array) -> Indices:
 
 
 def _chance(reached: FloatOrArray, runs: FloatOrArray, of_all: float) -> FloatOrArray:
-    """Chance that a configuration reaches the target, given how many of its runs did and the chance over all, which counts as one run."""
+    """Chance that a configuration reaches the target, given how many of its runs did and the
+    chance over all, which counts as one run.
+    """
     return (reached + of_all) / (runs + 1.0)
 
 
 def _correlation(features: list[Array | None]) -> Array:
-    """Prior correlation ``[configurations, configurations]``: Matern's with a scale of 0.7; zero for a configuration outside the space."""
+    """Prior correlation ``[configurations, configurations]``: Matern's with a scale of 0.7.
+
+    Zero for a configuration outside the space.
+    """
     correlation = np.eye(len(features))
     inside = [index for index, row in enumerate(features) if row is not None]
     if inside:
-        distances = math.sqrt(5) * squareform(pdist(np.array([features[index] for index in inside]) / 0.7))
-        correlation[np.ix_(inside, inside)] = (1.0 + distances + distances**2 / 3.0) * np.exp(-distances)
+        distances = math.sqrt(5) * squareform(
+            pdist(np.array([features[index] for index in inside]) / 0.7)
+        )
+        correlation[np.ix_(inside, inside)] = (1.0 + distances + distances**2 / 3.0) * np.exp(
+            -distances
+        )
     return correlation
 
 
 def _expected_excess(least: Array, freedom: float) -> Array:
-    """Mean of max(0, t - ``least``) for t drawn from Student's distribution with ``freedom`` degrees of freedom."""
+    """Mean of max(0, t - ``least``) for t drawn from Student's distribution with ``freedom``
+    degrees of freedom.
+    """
     log_scale = gammaln((freedom + 1) / 2) - gammaln(freedom / 2) - math.log(freedom * math.pi) / 2
     density = np.exp(log_scale - (freedom + 1) / 2 * np.log1p(least**2 / freedom))
     excess: Array = (freedom + least**2) / (freedom - 1) * density - least * stdtr(freedom, -least)

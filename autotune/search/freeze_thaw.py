@@ -1,15 +1,20 @@
-"""The freeze-thaw search: pauses and resumes trials, and trains next what promises the highest gain per second of training.
+"""The freeze-thaw search: pauses and resumes trials, and trains next what promises the highest gain
+per second of training.
 
-A paused trial can be resumed from its checkpoint, so training many configurations for a short time discards no winner. After each
-evaluation a model of all learning curves (``autotune.search.curve_model``) estimates, for every paused trial and for a sample of new
-points, how likely it is to reach the target sooner than the incumbent. The candidate with the highest expected gain (the chance of
-winning times how much would be won) per second of training that it still needs is trained next.
+A paused trial can be resumed from its checkpoint, so training many configurations for a short time
+discards no winner. After each evaluation a model of all learning curves
+(``autotune.search.curve_model``) estimates, for every paused trial and for a sample of new points,
+how likely it is to reach the target sooner than the incumbent. The candidate with the highest
+expected gain (the chance of winning times how much would be won) per second of training that it
+still needs is trained next.
 
-Two guards keep the search from trusting a model that has seen too little. The first few points are drawn at random. And of the trials
-that have been trained for some time, a fixed share is always trained on to twice that time, the one with the best metric first, as
-asynchronous successive halving does: so the model always has some long curves to learn from.
+Two guards keep the search from trusting a model that has seen too little. The first few points are
+drawn at random. And of the trials that have been trained for some time, a fixed share is always
+trained on to twice that time, the one with the best metric first, as asynchronous successive
+halving does: so the model always has some long curves to learn from.
 
-Source: freeze-thaw Bayesian optimization (Swersky, Snoek and Adams, 2014); asynchronous successive halving (Li et al., 2020).
+Source: freeze-thaw Bayesian optimization (Swersky, Snoek and Adams, 2014); asynchronous successive
+halving (Li et al., 2020).
 """
 
 import math
@@ -32,14 +37,18 @@ from autotune.search.warm_start import WarmStart
 from autotune.space import SearchSpace, Suggestion
 
 _MIN_GAIN = 1e-3
-"""Minimum expected gain of a repeat, as the logarithm of a ratio of scores, once there is no new point left."""
+"""Minimum expected gain of a repeat, as the logarithm of a ratio of scores, once there is no new
+point left."""
 _MAX_WAITING = 128
-"""Maximum number of waiting trials that one decision compares with each other and with new points."""
+"""Maximum number of waiting trials that one decision compares with each other and with new
+points."""
 
 
 @dataclass
 class _Calibration:
-    """Compares the chances of winning that the model gave to one kind of candidates with how many won, recent choices counting most."""
+    """Compares the chances of winning that the model gave to one kind of candidates with how
+    many won, recent choices counting most.
+    """
 
     expected: float = 0.0
     came_true: float = 0.0
@@ -51,7 +60,9 @@ class _Calibration:
 
     @property
     def share(self) -> float:
-        """Factor for the model's chances: wins over predicted wins, at most 1, and 1 before there is any experience."""
+        """Factor for the model's chances: wins over predicted wins, at most 1, and 1 before
+        there is any experience.
+        """
         return min(1.0, (self.came_true + 1) / (self.expected + 1))
 
 
@@ -71,20 +82,26 @@ class _FixedFraction:
 
 
 class FreezeThawSampler(TrialScheduler):
-    """Proposes new points and paused trials to resume; a policy that pauses trials asks it instead of an Optuna sampler.
+    """Proposes new points and paused trials to resume.
+
+    A policy that pauses trials asks it instead of an Optuna sampler.
 
     Args:
-        num_startup_trials: number of first trials whose points are drawn at random, or taken from earlier studies.
-        least_chance: chance of winning below which paused trials are not resumed, once no new trials will be started and one has
-            reached the target.
-        num_candidates: points drawn at random for each proposal, of which the most promising is trained.
-        reduction_factor: of the trials trained for some time, one in this many is trained on to at least twice that time.
-        length_key: config key of the schedule's length in epochs; where the space varies it, curves are modelled over the fraction of
-            the schedule that is done.
+        num_startup_trials: number of first trials whose points are drawn at random, or taken from
+            earlier studies.
+        least_chance: chance of winning below which paused trials are not resumed, once no new
+            trials will be started and one has reached the target.
+        num_candidates: points drawn at random for each proposal, of which the most promising is
+            trained.
+        reduction_factor: of the trials trained for some time, one in this many is trained on to at
+            least twice that time.
+        length_key: config key of the schedule's length in epochs; where the space varies it, curves
+            are modelled over the fraction of the schedule that is done.
         earlier: earlier studies to learn from.
 
     Raises:
-        ConfigError: a number out of range, or an objective that does not grow with the time a trial has spent.
+        ConfigError: a number out of range, or an objective that does not grow with the time a trial
+            has spent.
     """
 
     def __init__(
@@ -101,13 +118,22 @@ class FreezeThawSampler(TrialScheduler):
         length_key: str = "epochs",
         earlier: Sequence[EarlierStudy] = (),
     ) -> None:
-        if num_startup_trials < 1 or num_candidates < 1 or not reduction_factor > 1 or not 0 <= least_chance < 1:
+        if (
+            num_startup_trials < 1
+            or num_candidates < 1
+            or not reduction_factor > 1
+            or not 0 <= least_chance < 1
+        ):
             raise ConfigError(
-                f"search.sampler: found num_startup_trials {num_startup_trials}, num_candidates {num_candidates}, reduction_factor "
-                f"{reduction_factor}, least_chance {least_chance}; accepted are at least 1, at least 1, above 1, 0 to below 1"
+                f"search.sampler: found num_startup_trials {num_startup_trials}, num_candidates"
+                f" {num_candidates}, reduction_factor {reduction_factor}, least_chance"
+                f" {least_chance}; accepted are at least 1, at least 1, above 1, 0 to below 1"
             )
         if not isinstance(objective, BoundedObjective):
-            raise ConfigError("search.sampler: FreezeThawSampler needs an objective with lower_bound; accepted with this one is search=tpe")
+            raise ConfigError(
+                "search.sampler: FreezeThawSampler needs an objective with lower_bound; accepted"
+                " with this one is search=tpe"
+            )
         self._space = space
         self._num_startup_trials = num_startup_trials
         self._num_candidates = num_candidates
@@ -124,18 +150,26 @@ class FreezeThawSampler(TrialScheduler):
         self._history = TrialHistory(space, target, objective, length_key)
         self._trials = self._history.trials
         self._gains = GainModel(self._history, self._earlier)
-        self._of_chance, self._of_earlier, self._of_waiting = _Calibration(), _Calibration(), _Calibration()
+        self._of_chance, self._of_earlier, self._of_waiting = (
+            _Calibration(),
+            _Calibration(),
+            _Calibration(),
+        )
         self._proposed_by: _Calibration | None = None
         self._chosen_by: dict[int, _Calibration] = {}
-        """For each trial that was chosen for its chance of winning: what that chance was calibrated by."""
+        """For each trial that was chosen for its chance of winning: what that chance was
+        calibrated by."""
         self._chosen: int | Suggestion | None = None
-        """The point or paused trial's number that a decision preferred to going on with a running trial: it is proposed next."""
+        """The point or paused trial's number that a decision preferred to going on with a
+        running trial: it is proposed next."""
 
     def propose(self, *, new: bool = True, ending: bool = False) -> Suggestion | int | None:
-        """Choose what to train next: a point, if ``new`` trials are wanted, or the number of a paused trial; None if neither pays.
+        """Choose what to train next: a point, if ``new`` trials are wanted, or the number of a
+        paused trial; None if neither pays.
 
-        A point that has reached the target is trained again where that is worth more than any other candidate. ``ending`` says that no
-        more new trials will be wanted: then paused trials whose chance of winning is below ``least_chance`` are not resumed.
+        A point that has reached the target is trained again where that is worth more than any other
+        candidate. ``ending`` says that no more new trials will be wanted: then paused trials whose
+        chance of winning is below ``least_chance`` are not resumed.
         """
         import_in_background()
         if new and (repeat := self._history.due_repeat()) is not None:
@@ -164,7 +198,9 @@ class FreezeThawSampler(TrialScheduler):
         if self._proposed_by is not None:
             self._chosen_by[number], self._proposed_by = self._proposed_by, None
 
-    def paused(self, number: int, suggestion: Suggestion, evaluations: Sequence[Evaluation]) -> None:
+    def paused(
+        self, number: int, suggestion: Suggestion, evaluations: Sequence[Evaluation]
+    ) -> None:
         """Register a trial that an earlier process paused, so that it can be resumed."""
         self.started(number, suggestion)
         trial = self._trials[number]
@@ -173,15 +209,22 @@ class FreezeThawSampler(TrialScheduler):
         trial.is_paused = True
         trial.last_decision_seconds = trial.curve[-1].seconds if trial.curve else 0.0
 
-    def observe(self, number: int, evaluation: Evaluation, *, new: bool = True, may_pause: bool = True) -> Decision:
-        """Decide after an evaluation whether a running trial goes on, or pauses because another candidate promises more."""
+    def observe(
+        self, number: int, evaluation: Evaluation, *, new: bool = True, may_pause: bool = True
+    ) -> Decision:
+        """Decide after an evaluation whether a running trial goes on, or pauses because another
+        candidate promises more.
+        """
         trial = self._trials[number]
         self._history.add_evaluation(number, evaluation)
         if not may_pause or trial.is_repeat:
             return Decision.CONTINUE
-        # One evaluation says little of how a curve rises, and where the start takes most of it, the next come soon; deciding takes time.
+        # One evaluation says little of how a curve rises, and where the start takes most of it, the
+        # next come soon; deciding takes time.
         least_seconds = max(trial.curve[0].seconds * 1.5, trial.last_decision_seconds * 1.2)
-        if (len(trial.curve) < 2 or trial.curve[-1].seconds < least_seconds) and self._history.may_win(trial):
+        if (
+            len(trial.curve) < 2 or trial.curve[-1].seconds < least_seconds
+        ) and self._history.may_win(trial):
             return Decision.CONTINUE
         trial.last_decision_seconds = trial.curve[-1].seconds
         chosen = self._choose(beside=number, new=new, ending=not new)
@@ -219,30 +262,51 @@ class FreezeThawSampler(TrialScheduler):
         self._history.can_repeat = can_repeat
 
     def expected_scores(self) -> dict[int, float]:
-        """Expected score of another run of the same configuration, for every trial that reached the target, by trial number."""
+        """Expected score of another run of the same configuration, for every trial that reached
+        the target, by trial number.
+        """
         return self._history.expected_scores()
 
     def score_to_beat(self, number: int) -> float:
-        """Score that a trial must beat to be expected better than the incumbent; for a repeat, a few times its expected score."""
+        """Score that a trial must beat to be expected better than the incumbent.
+
+        For a repeat, a few times its expected score.
+        """
         return self._history.score_to_beat(number)
 
     def _choose(self, *, beside: int | None, new: bool, ending: bool) -> Suggestion | int | None:
-        """Choose the point to train next, a paused trial, or the running trial ``beside`` (both by number); None if nothing pays."""
+        """Choose the point to train next, a paused trial, or the running trial ``beside`` (both
+        by number); None if nothing pays.
+        """
         rng = np.random.default_rng(derived_seed(self._seed, f"draw {self._num_draws}"))
         self._num_draws += 1
         may_start, is_exhausted = new, self._candidates.is_exhausted
         new, ending = new and not is_exhausted, ending or is_exhausted
-        waiting = [number for number, trial in self._trials.items() if trial.curve and (trial.is_paused or number == beside)]
+        waiting = [
+            number
+            for number, trial in self._trials.items()
+            if trial.curve and (trial.is_paused or number == beside)
+        ]
         seen = self._history.seen
         if new and (len(self._trials) < self._num_startup_trials or len(seen) < 3):
             return self._mark_proposed(self._startup_point())
-        use_one_thread()  # waits for the import of scikit-learn, which points of the startup do without
+        # waits for the import of scikit-learn, which points of the startup do without
+        use_one_thread()
         if not seen or not (new or waiting):
             return self._history.repeat(_MIN_GAIN) if may_start else None
-        if (new or ending) and (promoted := self._history.promoted(waiting, self._reduction_factor)) is not None:
+        if (new or ending) and (
+            promoted := self._history.promoted(waiting, self._reduction_factor)
+        ) is not None:
             return self._mark_chosen(promoted)
         self._gains.learn(rng)
-        return self._most_promising(self._shortlist(waiting, rng), rng, beside=beside, new=new, may_start=may_start, ending=ending)
+        return self._most_promising(
+            self._shortlist(waiting, rng),
+            rng,
+            beside=beside,
+            new=new,
+            may_start=may_start,
+            ending=ending,
+        )
 
     def _most_promising(
         self,
@@ -254,7 +318,9 @@ class FreezeThawSampler(TrialScheduler):
         may_start: bool,
         ending: bool,
     ) -> Suggestion | int | None:
-        """The new point, waiting trial or repeat with the highest expected gain per second, but for the shares by chance and by age."""
+        """The new point, waiting trial or repeat with the highest expected gain per second, but
+        for the shares by chance and by age.
+        """
         least_gain = _MIN_GAIN if ending else 0.0
         drawn = self._candidates.draw(rng, self._num_candidates) if new else []
         calibrations = [self._of_chance] * len(drawn)
@@ -269,7 +335,11 @@ class FreezeThawSampler(TrialScheduler):
             return self._history.repeat(least_gain) if may_start else None
         log_gains += np.log([calibration.share for calibration in calibrations])
         best = int(log_gains.argmax())
-        if may_start and (repeat := self._history.repeat(least_gain, better_than=float(log_gains[best]))) is not None:
+        if (
+            may_start
+            and (repeat := self._history.repeat(least_gain, better_than=float(log_gains[best])))
+            is not None
+        ):
             return repeat
         if best < len(drawn):
             if self._by_chance.is_due():
@@ -279,7 +349,11 @@ class FreezeThawSampler(TrialScheduler):
                 calibrations[best].add_choice(float(soon[best]))
             return self._mark_proposed(drawn[best])
         chosen = waiting[best - len(drawn)]
-        if chosen != beside and self._by_age.is_due() and (oldest := self._history.longest_waiting(waiting, beside)) is not None:
+        if (
+            chosen != beside
+            and self._by_age.is_due()
+            and (oldest := self._history.longest_waiting(waiting, beside)) is not None
+        ):
             return self._mark_chosen(oldest)
         self._chosen_by[chosen] = self._of_waiting
         self._of_waiting.add_choice(float(soon[best]))
@@ -290,26 +364,41 @@ class FreezeThawSampler(TrialScheduler):
         return number
 
     def _random_index(self, drawn: Sequence[Suggestion], rng: np.random.Generator) -> int:
-        """Draw the index of one of the points, with probability proportional to its chance of being feasible."""
-        chances = np.exp(self._history.feasibility.log_chances(self._history.cube.features(self._history.cube.encode(drawn))))
+        """Draw the index of one of the points, with probability proportional to its chance of
+        being feasible.
+        """
+        chances = np.exp(
+            self._history.feasibility.log_chances(
+                self._history.cube.features(self._history.cube.encode(drawn))
+            )
+        )
         return int(rng.choice(len(drawn), p=chances / chances.sum()))
 
     def _startup_point(self) -> Suggestion:
-        """In turns a random point, the same as in a search without earlier studies, and a good point of an earlier study."""
+        """In turns a random point, the same as in a search without earlier studies, and a good
+        point of an earlier study.
+        """
         self._is_earlier_next = not self._is_earlier_next
         if not self._is_earlier_next and (point := self._earlier.first()) is not None:
             return point
         self._num_by_chance += 1
-        return self._candidates.draw(np.random.default_rng(derived_seed(self._seed, f"start {self._num_by_chance}")), 1)[0]
+        return self._candidates.draw(
+            np.random.default_rng(derived_seed(self._seed, f"start {self._num_by_chance}")), 1
+        )[0]
 
     def _mark_proposed(self, point: Suggestion) -> Suggestion:
-        self._earlier.take(point)  # not only when it starts, since another point may be trained in its place
+        # not only when it starts, since another point may be trained in its place
+        self._earlier.take(point)
         return point
 
     def _shortlist(self, waiting: list[int], rng: np.random.Generator) -> list[int]:
-        """At most ``_MAX_WAITING`` of the waiting trials: three quarters those that promised most when last compared, others at random."""
+        """At most ``_MAX_WAITING`` of the waiting trials: three quarters those that promised
+        most when last compared, others at random.
+        """
         if len(waiting) <= _MAX_WAITING:
             return waiting
         order = sorted(waiting, key=lambda number: -self._trials[number].log_gain)
         best, rest = order[: _MAX_WAITING * 3 // 4], order[_MAX_WAITING * 3 // 4 :]
-        return best + [int(number) for number in rng.choice(rest, _MAX_WAITING - len(best), replace=False)]
+        return best + [
+            int(number) for number in rng.choice(rest, _MAX_WAITING - len(best), replace=False)
+        ]

@@ -1,4 +1,6 @@
-"""What training a point or a waiting trial is expected to gain per second, by models of learning curves and of seconds per step."""
+"""What training a point or a waiting trial is expected to gain per second, by models of learning
+curves and of seconds per step.
+"""
 
 import math
 from collections.abc import Sequence
@@ -31,11 +33,21 @@ class GainModel:
         return self._curves.uses_prior_means
 
     def learn(self, rng: np.random.Generator) -> None:
-        """Condition the models of curves and of seconds per step on the evaluations of trials seen so far."""
+        """Condition the models of curves and of seconds per step on the evaluations of trials
+        seen so far.
+        """
         seen = self._history.seen
-        if self._has_lengths != self._history.has_lengths:  # the training does not report its epochs
-            self._has_lengths, self._curves = False, GaussianProcess(self._history.cube.num_features, of_curves=True)
-        rows = [(index, *trial.curve[place]) for index, trial in enumerate(seen) for place in trial.representative_indices]
+        # the training does not report its epochs
+        if self._has_lengths != self._history.has_lengths:
+            self._has_lengths, self._curves = (
+                False,
+                GaussianProcess(self._history.cube.num_features, of_curves=True),
+            )
+        rows = [
+            (index, *trial.curve[place])
+            for index, trial in enumerate(seen)
+            for place in trial.representative_indices
+        ]
         indices, steps, _, shortfalls = (np.array(column) for column in zip(*rows, strict=True))
         values = scaled_shortfalls(shortfalls, np.array([trial.least_shortfall for trial in seen]))
         # Where trials take as long as a decision, decisions use fewer evaluations.
@@ -45,24 +57,37 @@ class GainModel:
         if has_grown:
             self._num_learnt_of = len(seen)
         features = np.array([trial.features for trial in seen])
-        numbers = np.array([number for number, trial in self._history.trials.items() if trial.curve], dtype=float)
+        numbers = np.array(
+            [number for number, trial in self._history.trials.items() if trial.curve], dtype=float
+        )
         of_rows = indices[kept].astype(int)
-        positions = self._positions(np.log(steps[kept]), np.array([trial.log_length for trial in seen])[of_rows])
+        positions = self._positions(
+            np.log(steps[kept]), np.array([trial.log_length for trial in seen])[of_rows]
+        )
         self._curves.fit(
             np.column_stack([features[of_rows], positions, numbers[of_rows]]),
             values[kept],
             _sample_to_learn(len(kept), rng) if has_grown else None,
             np.array([trial.prior_means for trial in seen])[of_rows],
         )
-        rates = np.array([math.log(trial.curve[-1].seconds / trial.curve[-1].step) for trial in seen[-most:]])
-        self._rates.fit(features[-most:], rates, _sample_to_learn(len(rates), rng) if has_grown else None)
+        rates = np.array(
+            [math.log(trial.curve[-1].seconds / trial.curve[-1].step) for trial in seen[-most:]]
+        )
+        self._rates.fit(
+            features[-most:], rates, _sample_to_learn(len(rates), rng) if has_grown else None
+        )
 
     def _positions(self, log_steps: Array, log_lengths: Array) -> Array:
-        """Log steps or, where schedules differ in length, logs of the fraction of the schedule: metrics improve as the schedule ends."""
+        """Log steps or, where schedules differ in length, logs of the fraction of the schedule:
+        metrics improve as the schedule ends.
+        """
         return log_steps - log_lengths if self._has_lengths else log_steps
 
-    def log_gains(self, drawn: Sequence[Suggestion], waiting: Sequence[int], running: int | None) -> tuple[Array, Array, Array]:
-        """For each point and waiting trial: the logarithm of its expected gain per second, its chance to win soon, and to win ever.
+    def log_gains(
+        self, drawn: Sequence[Suggestion], waiting: Sequence[int], running: int | None
+    ) -> tuple[Array, Array, Array]:
+        """For each point and waiting trial: the logarithm of its expected gain per second, its
+        chance to win soon, and to win ever.
 
         Args:
             drawn: new points.
@@ -73,9 +98,15 @@ class GainModel:
         log_smallest = math.log(smallest_step := min(trial.curve[0].step for trial in history.seen))
         trials = [history.trials[number] for number in waiting]
         points = history.cube.encode(drawn)
-        features = np.concatenate([history.cube.features(points), *(trial.features[None] for trial in trials)])
-        prior_means = np.concatenate([self._earlier.prior_means(points), *(trial.prior_means[None] for trial in trials)])
-        log_lengths = np.array([history.log_length(point) for point in drawn] + [trial.log_length for trial in trials])
+        features = np.concatenate(
+            [history.cube.features(points), *(trial.features[None] for trial in trials)]
+        )
+        prior_means = np.concatenate(
+            [self._earlier.prior_means(points), *(trial.prior_means[None] for trial in trials)]
+        )
+        log_lengths = np.array(
+            [history.log_length(point) for point in drawn] + [trial.log_length for trial in trials]
+        )
         log_rates, rate_deviations = self._rates.predict(features)
         spent, soonest, resume_seconds = np.zeros((3, len(features)))
         for row, (number, trial) in enumerate(zip(waiting, trials, strict=True), start=len(drawn)):
@@ -86,18 +117,29 @@ class GainModel:
         has_best = math.isfinite(history.best)
         best = min(history.best, history.limit)
         last = best * WIN if has_best else best
-        first = last * 0.1 if has_best else max(last * 0.01, min(last * 0.02, float(np.exp(log_rates.min()))))
-        # Chances of winning are computed for six times to target, none past the end of a trial's schedule.
-        times = np.minimum(np.geomspace(first, last, 6)[:, None], np.exp(log_rates + log_lengths))  # [times, points]
+        first = (
+            last * 0.1
+            if has_best
+            else max(last * 0.01, min(last * 0.02, float(np.exp(log_rates.min()))))
+        )
+        # Chances of winning are computed for six times to target, none past the end of a trial's
+        # schedule. [times, points]
+        times = np.minimum(np.geomspace(first, last, 6)[:, None], np.exp(log_rates + log_lengths))
         log_steps = np.log(times) - log_rates
         positions = self._positions(np.maximum(log_steps, log_smallest), log_lengths)
         numbers = np.array([-1.0] * len(drawn) + list(waiting))
         rows = [np.column_stack([features, position, numbers]) for position in positions]
-        predicted = self._curves.predict(np.concatenate(rows), np.tile(prior_means, (len(times), 1)))
+        predicted = self._curves.predict(
+            np.concatenate(rows), np.tile(prior_means, (len(times), 1))
+        )
         means, deviations = (values.reshape(times.shape) for values in predicted)
         log_reached = log_ndtr(means / deviations)
         log_evaluated = log_ndtr((log_steps - log_smallest + 0.05) / (rate_deviations + 0.05))
-        gains = history.expected.first_run_weight * np.log(best / times) + 0.05 if has_best else np.ones(times.shape)
+        gains = (
+            history.expected.first_run_weight * np.log(best / times) + 0.05
+            if has_best
+            else np.ones(times.shape)
+        )
         cost = np.maximum(times - spent, np.exp(log_rates) * smallest_step * 0.5) + resume_seconds
         log_gains = log_reached + log_evaluated + np.log(gains) - np.log(cost)
         is_possible = (times > spent * 1.001) & (times >= soonest * 0.999)
@@ -110,7 +152,9 @@ class GainModel:
 
 
 def _best_and_random(values: Array, most: int, rng: np.random.Generator) -> Indices:
-    """Indices of at most ``most`` rows: one half those with the highest values, the other half drawn at random from the rest."""
+    """Indices of at most ``most`` rows: one half those with the highest values, the other half
+    drawn at random from the rest.
+    """
     if len(values) <= most:
         return np.arange(len(values))
     order = np.argsort(-values)

@@ -1,4 +1,7 @@
-"""The Gaussian process behind ``autotune.search.curve_model``; a module of its own since scikit-learn's import takes seconds."""
+"""The Gaussian process behind ``autotune.search.curve_model``.
+
+A module of its own since scikit-learn's import takes seconds.
+"""
 
 import math
 from typing import Any
@@ -6,15 +9,29 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize
 from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Hyperparameter, Kernel, Matern, WhiteKernel
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    DotProduct,
+    Hyperparameter,
+    Kernel,
+    Matern,
+    WhiteKernel,
+)
 
 from autotune.search.encoding import Array, Indices
 
 
 def curve_kernel(num_features: int) -> Kernel:
-    """Kernel of metrics over rows of ``num_features`` features, a position in the schedule, and the trial's number."""
-    alike, near, near_at_all = _alike(num_features), *(_OnColumns(num_features, 1, Matern(1.5, (0.2, 20), nu=2.5)) for _ in range(2))
-    same_trial = _OnColumns(num_features + 1, 1, RBF(1e-3, "fixed"))  # 1 or 0, since numbers of trials are whole
+    """Kernel of metrics over rows of ``num_features`` features, a position in the schedule, and
+    the trial's number.
+    """
+    alike, near, near_at_all = (
+        _alike(num_features),
+        *(_OnColumns(num_features, 1, Matern(1.5, (0.2, 20), nu=2.5)) for _ in range(2)),
+    )
+    # 1 or 0, since numbers of trials are whole
+    same_trial = _OnColumns(num_features + 1, 1, RBF(1e-3, "fixed"))
     curves = alike * (_squared(0.6) + _squared(0.4) * near) + _squared(0.4) * near_at_all
     return curves + _squared(0.25) * same_trial + WhiteKernel(0.01, (1e-5, 1))
 
@@ -25,13 +42,17 @@ def rate_kernel(num_features: int) -> Kernel:
 
 
 class ConditionedProcess:
-    """A Gaussian process conditioned on values ``[rows]``, which are standardised, and on some earlier studies' prior means for them.
+    """A Gaussian process conditioned on values ``[rows]``, which are standardised, and on some
+    earlier studies' prior means for them.
 
-    The prior means' average, times the prior expectation of its weight, is the process's mean. How far each study's weight differs from
-    its expectation is a linear kernel over the study's prior means, which stand in columns beside the rows.
+    The prior means' average, times the prior expectation of its weight, is the process's mean. How
+    far each study's weight differs from its expectation is a linear kernel over the study's prior
+    means, which stand in columns beside the rows.
     """
 
-    def __init__(self, kernel: Kernel, rows: Array, values: Array, prior_means: Array, studies: list[int]) -> None:
+    def __init__(
+        self, kernel: Kernel, rows: Array, values: Array, prior_means: Array, studies: list[int]
+    ) -> None:
         self._studies = studies
         # Before any value is known, all weights together are expected to be 0.7 +- 0.7.
         self._weight, self._variance = 0.7 / max(1, len(studies)), 0.7**2 / max(1, len(studies))
@@ -39,9 +60,17 @@ class ConditionedProcess:
         rest = values - self._offset(prior_means)
         self._mean, self._scale = float(rest.mean()), float(rest.std()) or 1.0
         if studies:
-            kernel = kernel + ConstantKernel(self._variance, "fixed") * _OnColumns(rows.shape[1], len(studies), DotProduct(0.0, "fixed"))
-        self._kernel, self._inputs, self._targets = kernel, self._columns(rows, prior_means), (rest - self._mean) / self._scale
-        self._regressor = _Regressor(kernel, alpha=1e-6, optimizer=None).fit(self._inputs, self._targets)
+            kernel = kernel + ConstantKernel(self._variance, "fixed") * _OnColumns(
+                rows.shape[1], len(studies), DotProduct(0.0, "fixed")
+            )
+        self._kernel, self._inputs, self._targets = (
+            kernel,
+            self._columns(rows, prior_means),
+            (rest - self._mean) / self._scale,
+        )
+        self._regressor = _Regressor(kernel, alpha=1e-6, optimizer=None).fit(
+            self._inputs, self._targets
+        )
 
     def predict(self, rows: Array, prior_means: Array) -> tuple[Array, Array]:
         """Mean and standard deviation ``[rows]``, noise included."""
@@ -49,46 +78,72 @@ class ConditionedProcess:
         return mean * self._scale + self._mean + self._offset(prior_means), deviation * self._scale
 
     def learn(self, rows: Indices, prior: Array) -> Array:
-        """Learn the logarithms of the hyperparameters from some rows: a few iterations towards the highest posterior density.
+        """Learn the logarithms of the hyperparameters from some rows: a few iterations towards the
+        highest posterior density.
 
         The logarithms have a normal prior around ``prior``, with a standard deviation of 1.4.
         """
-        process = _Regressor(self._kernel, alpha=1e-6, optimizer=None).fit(self._inputs[rows], self._targets[rows])
+        process = _Regressor(self._kernel, alpha=1e-6, optimizer=None).fit(
+            self._inputs[rows], self._targets[rows]
+        )
 
         def loss(theta: Array) -> tuple[float, Array]:
-            value, gradient = process.log_marginal_likelihood(theta, eval_gradient=True, clone_kernel=False)
+            value, gradient = process.log_marginal_likelihood(
+                theta, eval_gradient=True, clone_kernel=False
+            )
             deviation = (theta - prior) / 1.4
             return 0.5 * float(deviation @ deviation) - value, deviation / 1.4 - gradient
 
         kernel = process.kernel_
-        solution = minimize(loss, kernel.theta, jac=True, method="L-BFGS-B", bounds=kernel.bounds, options={"maxiter": 5})
+        solution = minimize(
+            loss,
+            kernel.theta,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=kernel.bounds,
+            options={"maxiter": 5},
+        )
         return solution.x  # type: ignore[no-any-return]  # SciPy says Any
 
     @property
     def weights(self) -> Array:
         """Weight of each study's prior means ``[studies]``."""
         columns = self._inputs[:, -len(self._studies) :]
-        return self._weight + self._variance * columns.T @ self._regressor.alpha_  # type: ignore[no-any-return]  # scikit-learn has no types
+        weights: Array = self._weight + self._variance * columns.T @ self._regressor.alpha_
+        return weights
 
     @property
     def log_likelihood(self) -> float:
         """Log likelihood of the values, up to a constant that depends only on their number."""
-        of_targets = -0.5 * float(self._targets @ self._regressor.alpha_) - float(np.log(np.diag(self._regressor.L_)).sum())
+        of_targets = -0.5 * float(self._targets @ self._regressor.alpha_) - float(
+            np.log(np.diag(self._regressor.L_)).sum()
+        )
         return of_targets - len(self._targets) * math.log(self._scale)
 
     def _columns(self, rows: Array, prior_means: Array) -> Array:
-        return np.column_stack([rows, (prior_means[:, self._studies] - self._centres) / self._scale])
+        return np.column_stack(
+            [rows, (prior_means[:, self._studies] - self._centres) / self._scale]
+        )
 
     def _offset(self, prior_means: Array) -> Array:
-        return self._weight * (prior_means[:, self._studies] - self._centres).sum(axis=1)  # type: ignore[no-any-return]  # NumPy says Any
+        offsets: Array = (prior_means[:, self._studies] - self._centres).sum(axis=1)
+        return self._weight * offsets
 
 
 class _Regressor(GaussianProcessRegressor):  # type: ignore[misc]  # scikit-learn has no types
-    """A regressor whose ``fit`` skips the likelihood, which takes as long as all the rest of it and is rarely needed."""
+    """A regressor whose ``fit`` skips the likelihood, which takes as long as all the rest of it
+    and is rarely needed.
+    """
 
-    def log_marginal_likelihood(self, theta: Array | None = None, eval_gradient: bool = False, clone_kernel: bool = True) -> Any:
+    def log_marginal_likelihood(
+        self, theta: Array | None = None, eval_gradient: bool = False, clone_kernel: bool = True
+    ) -> Any:
         """The log likelihood with its gradient; NaN unless the gradient is asked for."""
-        return super().log_marginal_likelihood(theta, eval_gradient, clone_kernel) if eval_gradient else math.nan
+        return (
+            super().log_marginal_likelihood(theta, eval_gradient, clone_kernel)
+            if eval_gradient
+            else math.nan
+        )
 
 
 def _squared(amplitude: float) -> Kernel:
@@ -96,28 +151,41 @@ def _squared(amplitude: float) -> Kernel:
 
 
 def _alike(num_features: int) -> Kernel:
-    """How alike two points are by their features, the first columns of the rows; each feature has a length scale of its own."""
+    """How alike two points are by their features, the first columns of the rows.
+
+    Each feature has a length scale of its own.
+    """
     return _OnColumns(0, num_features, Matern(np.full(num_features, 0.7), (0.05, 20), nu=2.5))
 
 
 class _OnColumns(Kernel):  # type: ignore[misc]  # scikit-learn has no types
     """Another kernel, with its hyperparameters, of ``count`` columns of the rows.
 
-    Rows that are equal in these columns, such as the evaluations of one trial or at one step, are computed once.
+    Rows that are equal in these columns, such as the evaluations of one trial or at one step, are
+    computed once.
     """
 
     def __init__(self, first: int, count: int, kernel: Kernel) -> None:
         self.first, self.count, self.kernel = first, count, kernel
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The arguments that the kernel was made with; with ``deep`` those of the inner kernel, too."""
-        inner = {f"kernel__{name}": value for name, value in self.kernel.get_params().items()} if deep else {}
+        """The arguments that the kernel was made with.
+
+        With ``deep`` those of the inner kernel, too.
+        """
+        inner = (
+            {f"kernel__{name}": value for name, value in self.kernel.get_params().items()}
+            if deep
+            else {}
+        )
         return {"first": self.first, "count": self.count, "kernel": self.kernel, **inner}
 
     @property
     def hyperparameters(self) -> list[Hyperparameter]:
         """The inner kernel's hyperparameters, named as in ``get_params``."""
-        return [inner._replace(name=f"kernel__{inner.name}") for inner in self.kernel.hyperparameters]
+        return [
+            inner._replace(name=f"kernel__{inner.name}") for inner in self.kernel.hyperparameters
+        ]
 
     @property
     def theta(self) -> Array:
@@ -127,10 +195,19 @@ class _OnColumns(Kernel):  # type: ignore[misc]  # scikit-learn has no types
     def theta(self, theta: Array) -> None:
         self.kernel.theta = theta
 
-    def __call__(self, X: Array, Y: Array | None = None, eval_gradient: bool = False) -> Any:  # noqa: N803  # scikit-learn names it so
+    # scikit-learn names it so
+    def __call__(
+        self,
+        X: Array,  # noqa: N803
+        Y: Array | None = None,  # noqa: N803
+        eval_gradient: bool = False,
+    ) -> Any:
         rows, row_of = self._distinct(X)
         if eval_gradient:
-            return tuple(values.take(row_of, axis=0).take(row_of, axis=1) for values in self.kernel(rows, eval_gradient=True))
+            return tuple(
+                values.take(row_of, axis=0).take(row_of, axis=1)
+                for values in self.kernel(rows, eval_gradient=True)
+            )
         if Y is None:
             return self.kernel(rows).take(row_of, axis=0).take(row_of, axis=1)
         columns, column_of = self._distinct(Y)
@@ -144,7 +221,9 @@ class _OnColumns(Kernel):  # type: ignore[misc]  # scikit-learn has no types
         return own[first], index
 
     def diag(self, X: Array) -> Array:  # noqa: N803  # scikit-learn names it so
-        return self.kernel.diag(X[:, self.first : self.first + self.count])  # type: ignore[no-any-return]  # scikit-learn has no types
+        variances: Array = self.kernel.diag(X[:, self.first : self.first + self.count])
+        return variances
 
     def is_stationary(self) -> bool:
-        return self.kernel.is_stationary()  # type: ignore[no-any-return]  # scikit-learn has no types
+        # scikit-learn has no types
+        return self.kernel.is_stationary()  # type: ignore[no-any-return]

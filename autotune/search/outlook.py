@@ -1,12 +1,15 @@
-"""What further trials are expected to bring, and to cost, by what a search's trials have brought so far.
+"""What further trials are expected to bring, and to cost, by what a search's trials have brought so
+far.
 
-With ``n`` trials so far, of which the ``first``-th was the first to reach the target, the best score is expected to fall by the factor
+With ``n`` trials so far, of which the ``first``-th was the first to reach the target, the best
+score is expected to fall by the factor
 ``exp(-gain)`` over ``m`` further trials::
 
     gain = FACTOR * (1 + log2(n / first)) ** FADE * log2(1 + m / n)
 
-The constants are fitted to searches over recorded learning curves (``python -m benchmarks.outlook``): each doubling of a search brings
-less than the one before. What a search gained so far, or how long ago its best trial was, tells nothing more there.
+The constants are fitted to searches over recorded learning curves (``python -m
+benchmarks.outlook``): each doubling of a search brings less than the one before. What a search
+gained so far, or how long ago its best trial was, tells nothing more there.
 """
 
 import math
@@ -31,7 +34,8 @@ class Outlook:
     gain: float
     """Share by which the best score is expected to fall: 0.03 for 3%."""
     saving: float
-    """What a training with the best configuration is expected to save thereby, in the objective's unit."""
+    """What a training with the best configuration is expected to save thereby, in the
+    objective's unit."""
     cost: float
     """What the trials are expected to spend, in the objective's unit."""
     device_seconds: float
@@ -44,14 +48,21 @@ class Outlook:
 
 
 def has_costs(objective: Objective) -> TypeGuard[BoundedObjective]:
-    """Whether scores are what a training spends, so that they can be weighed against the search's own cost."""
+    """Whether scores are what a training spends, so that they can be weighed against the
+    search's own cost.
+    """
     return isinstance(objective, BoundedObjective) and not isinstance(objective, Pareto)
 
 
 def outlook(
-    objective: Objective, last: Mapping[int, Evaluation], scores: Mapping[int, float], num_trials: int = NUM_AHEAD
+    objective: Objective,
+    last: Mapping[int, Evaluation],
+    scores: Mapping[int, float],
+    num_trials: int = NUM_AHEAD,
 ) -> Outlook | None:
-    """What further trials are expected to bring; None while no trial has reached the target, or if scores are no costs.
+    """What further trials are expected to bring.
+
+    None while no trial has reached the target, or if scores are no costs.
 
     Args:
         last: the last evaluation of every trial that has been evaluated, by trial number.
@@ -63,14 +74,26 @@ def outlook(
     first = next(position for position, trial in enumerate(sorted(last), 1) if trial in scores)
     share = -math.expm1(-expected_gain(len(last), first=first, num_trials=num_trials))
     costs = [objective.lower_bound(evaluation) for evaluation in last.values()]
-    seconds = [(evaluation.warm_seconds + evaluation.spent_build_seconds) * evaluation.num_workers for evaluation in last.values()]
-    cost, device_seconds = (math.fsum(amounts) / len(last) * num_trials for amounts in (costs, seconds))
+    seconds = [
+        (evaluation.warm_seconds + evaluation.spent_build_seconds) * evaluation.num_workers
+        for evaluation in last.values()
+    ]
+    cost, device_seconds = (
+        math.fsum(amounts) / len(last) * num_trials for amounts in (costs, seconds)
+    )
     best = min(scores.values())
-    return Outlook(num_trials=num_trials, gain=share, saving=share * best, cost=cost, device_seconds=device_seconds)
+    return Outlook(
+        num_trials=num_trials,
+        gain=share,
+        saving=share * best,
+        cost=cost,
+        device_seconds=device_seconds,
+    )
 
 
 def expected_gain(num_tried: int, *, first: int, num_trials: int) -> float:
-    """Logarithm of the factor by which the best score is expected to fall over ``num_trials`` further trials.
+    """Logarithm of the factor by which the best score is expected to fall over ``num_trials``
+    further trials.
 
     Args:
         first: position, from 1, of the first of the ``num_tried`` trials that reached the target.

@@ -1,7 +1,8 @@
 """The search policy: which trial to run next, and how each trial goes on and ends.
 
-An execution (live or replayed) drives a policy by four methods: ``suggest``, ``reject``, ``observe`` and ``finish``. All
-state lives in the Optuna study, so a new policy over the same study continues where the earlier one stopped.
+An execution (live or replayed) drives a policy by four methods: ``suggest``, ``reject``,
+``observe`` and ``finish``. All state lives in the Optuna study, so a new policy over the same study
+continues where the earlier one stopped.
 """
 
 import math
@@ -55,7 +56,8 @@ class Trial:
     cap_seconds: float
     """Warm seconds after which the trial cannot win; infinite without a cap."""
     is_baseline: bool
-    """Whether the trial trains the baseline: the experiment's configuration with no parameter varied."""
+    """Whether the trial trains the baseline: the experiment's configuration with no parameter
+    varied."""
     retry_of: int | None = None
     """Number of the lost or interrupted trial of the same point that this trial repeats."""
     stored: optuna.Trial | None = field(default=None, repr=False, compare=False)
@@ -63,7 +65,9 @@ class Trial:
 
 
 class PointPlacement(Protocol):
-    """Maps suggestions to the points that can be trained, where these are only a part of the search space."""
+    """Maps suggestions to the points that can be trained, where these are only a part of the
+    search space.
+    """
 
     def __call__(self, suggestion: Suggestion) -> Suggestion | None:
         """The point to train in place of a suggestion; None if no point is left."""
@@ -78,19 +82,27 @@ class SearchPolicy:
     """Decides over one Optuna study which trial to run next.
 
     Args:
-        study: minimises the objective; may hold earlier trials, and then its sampler needs another seed than at first.
-        baseline: the point of the experiment's own configuration; None if the space does not contain it.
+        study: minimises the objective; may hold earlier trials, and then its sampler needs another
+            seed than at first.
+        baseline: the point of the experiment's own configuration; None if the space does not
+            contain it.
         has_baseline: whether the first trial is the baseline.
-        first: points that a new study tries after the baseline, before its sampler is asked; ignored with ``pausing``.
-        scheduler: proposes points in place of the study's sampler, and pauses trials; with None no trial is paused.
-        place: gives the point to train in place of a suggestion, where not all can be trained; Optuna is told that point.
-        may_repeat: whether points of a finite space may be tried again, by Optuna's samplers; with ``place`` that decides.
-        is_kept: whether a trial that an earlier process paused can be resumed; if not, its point is proposed again.
+        first: points that a new study tries after the baseline, before its sampler is asked;
+            ignored with ``pausing``.
+        scheduler: proposes points in place of the study's sampler, and pauses trials; with None no
+            trial is paused.
+        place: gives the point to train in place of a suggestion, where not all can be trained;
+            Optuna is told that point.
+        may_repeat: whether points of a finite space may be tried again, by Optuna's samplers; with
+            ``place`` that decides.
+        is_kept: whether a trial that an earlier process paused can be resumed; if not, its point is
+            proposed again.
         seed: seed of the study, from which every trial's seed is derived.
         num_trials: trials to end in all, earlier ones included; None means no limit.
-        expected_trainings: trainings that the result will be used for: the search ends when further trials are expected to cost more than
-            they save over those; None never ends it so.
-        max_errors_in_a_row: ERRORED trials in a row after which no trial is suggested any more and ``error`` is set.
+        expected_trainings: trainings that the result will be used for: the search ends when further
+            trials are expected to cost more than they save over those; None never ends it so.
+        max_errors_in_a_row: ERRORED trials in a row after which no trial is suggested any more and
+            ``error`` is set.
     """
 
     def __init__(
@@ -129,7 +141,9 @@ class SearchPolicy:
         if scheduler is not None:
             stopping.score_to_beat = scheduler.score_to_beat
         self._place = place
-        self._candidates = Candidates(space) if scheduler is None and place is None and not may_repeat else None
+        self._candidates = (
+            Candidates(space) if scheduler is None and place is None and not may_repeat else None
+        )
         self.is_exhausted = False
         """Whether the last suggestion was none because every point of the space was tried."""
         self._running: dict[int, Trial] = {}
@@ -137,7 +151,8 @@ class SearchPolicy:
         """The last evaluation of every trial that has been evaluated."""
         self._errors: list[TrialResult] = []
         self.error: AutotuneError | None = None
-        """Why the search ended early: too many trials in a row ERRORED, or a worker lacked a reading for the objective; else None."""
+        """Why the search ended early: too many trials in a row ERRORED, or a worker lacked a
+        reading for the objective; else None."""
         end_abandoned_trials(study, objective, lambda number: self._proposes and is_kept(number))
         self.results = finished_results(study)
         """Results of all ended trials, by trial number."""
@@ -150,7 +165,8 @@ class SearchPolicy:
             self._mark_tried(suggestion)
         self._errors, self.error = [], None  # the cause of earlier errors may be fixed by now
         self.paused = tuple(self._take_up(*stored) for stored in paused_trials(study, space))
-        """Trials that an earlier process paused, with their evaluations; ``suggest`` returns each trial again when it is resumed."""
+        """Trials that an earlier process paused, with their evaluations; ``suggest`` returns
+        each trial again when it is resumed."""
         is_new = not study.get_trials(deepcopy=False)
         if has_baseline and baseline_number(study) is None:
             enqueue_baseline(study, space, baseline)
@@ -168,7 +184,9 @@ class SearchPolicy:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether trials that were started have not ended, such as those that an earlier process paused."""
+        """Whether trials that were started have not ended, such as those that an earlier process
+        paused.
+        """
         return bool(self._running)
 
     @property
@@ -178,8 +196,15 @@ class SearchPolicy:
 
     @property
     def is_not_worth_more(self) -> bool:
-        """Whether the search has ended because further trials cost more than they save; another process finds the same."""
-        return self._expected_trainings is not None and self._ended_for is not None and self._expected_trainings <= self._ended_for
+        """Whether the search has ended because further trials cost more than they save.
+
+        Another process finds the same.
+        """
+        return (
+            self._expected_trainings is not None
+            and self._ended_for is not None
+            and self._expected_trainings <= self._ended_for
+        )
 
     @property
     def baseline_trial(self) -> int:
@@ -191,21 +216,29 @@ class SearchPolicy:
     @property
     def scores(self) -> dict[int, float]:
         """The score of every trial that REACHED the target, by trial number."""
-        return {number: self._objective.score(result) for number, result in self.results.items() if result.outcome is Outcome.REACHED}
+        return {
+            number: self._objective.score(result)
+            for number, result in self.results.items()
+            if result.outcome is Outcome.REACHED
+        }
 
     @property
     def expected_scores(self) -> dict[int, float]:
-        """Expected score of another run of the same configuration, for every trial that REACHED the target, by trial number.
+        """Expected score of another run of the same configuration, for every trial that REACHED the
+        target, by trial number.
 
-        All trials of a configuration have the same expected score: that of the sampler's model, if it has one, else the configuration's
-        expected running time, which is the total score of its runs divided by the number of runs that reached the target.
+        All trials of a configuration have the same expected score: that of the sampler's model, if
+        it has one, else the configuration's expected running time, which is the total score of its
+        runs divided by the number of runs that reached the target.
         """
         measured = running_times(self.results, self._objective)
         modelled = self._scheduler.expected_scores()
         return {number: modelled.get(number, score) for number, score in measured.items()}
 
     def suggest(self) -> Trial | None:
-        """The next trial to run, new or resumed; None if the budget is spent, nothing is left to train or an error ended the search.
+        """The next trial to run, new or resumed.
+
+        None if the budget is spent, nothing is left to train or an error ended the search.
 
         Raises:
             ConfigError: the sampler raises an error because of its settings.
@@ -218,22 +251,33 @@ class SearchPolicy:
         return trial
 
     def _next(self, *, may_start: bool) -> Trial | None:
-        if may_start and self._study.get_trials(deepcopy=False, states=[TrialState.WAITING]):  # the baseline, or an interrupted point
+        # the baseline, or an interrupted point
+        if may_start and self._study.get_trials(deepcopy=False, states=[TrialState.WAITING]):
             return self._ask(self._place)
         if not self._proposes:
             is_exhausted = self._candidates is not None and self._candidates.is_exhausted
-            return self._ask(self._place or self._untried) if may_start and not is_exhausted else None
+            return (
+                self._ask(self._place or self._untried) if may_start and not is_exhausted else None
+            )
         chosen = self._scheduler.propose(new=may_start, ending=not may_start)
         if isinstance(chosen, Suggestion):
             placed = chosen if self._place is None else self._place(chosen)
             if placed is not None:
-                return self._started(*create_trial_at(self._study, self._space, placed), is_baseline=False)
+                return self._started(
+                    *create_trial_at(self._study, self._space, placed), is_baseline=False
+                )
             chosen = self._scheduler.propose(new=False)
             assert not isinstance(chosen, Suggestion), "no new point was wanted"
-        return None if chosen is None else replace(self._running[chosen], cap_seconds=self._stopping.cap_seconds(chosen))
+        return (
+            None
+            if chosen is None
+            else replace(self._running[chosen], cap_seconds=self._stopping.cap_seconds(chosen))
+        )
 
     def pause(self, number: int, evaluations: Sequence[Evaluation]) -> None:
-        """Store a paused trial's evaluations in the study, so that another process can resume it."""
+        """Store a paused trial's evaluations in the study, so that another process can resume
+        it.
+        """
         store_evaluations(self._stored(number), evaluations)
 
     def _stored(self, number: int) -> optuna.Trial:
@@ -242,7 +286,8 @@ class SearchPolicy:
         return stored
 
     def _mark_tried(self, suggestion: Suggestion) -> None:
-        if self._candidates is not None and suggestion.values:  # without any, it is a baseline that the space does not contain
+        # without any, it is a baseline that the space does not contain
+        if self._candidates is not None and suggestion.values:
             self._candidates.tried(suggestion)
 
     def _untried(self, suggestion: Suggestion) -> Suggestion:
@@ -260,7 +305,9 @@ class SearchPolicy:
             self._scheduler.started(stored.number, suggestion)
         return self._hand_out(stored, suggestion, is_baseline=is_baseline)
 
-    def _hand_out(self, stored: optuna.Trial, suggestion: Suggestion, *, is_baseline: bool) -> Trial:
+    def _hand_out(
+        self, stored: optuna.Trial, suggestion: Suggestion, *, is_baseline: bool
+    ) -> Trial:
         self._mark_tried(suggestion)
         self._running[stored.number] = Trial(
             number=stored.number,
@@ -283,7 +330,9 @@ class SearchPolicy:
         return self._hand_out(stored, suggestion, is_baseline=is_of_baseline(stored)), evaluations
 
     def reject(self, number: int, reason: str) -> None:
-        """Withdraw a trial whose point no training can run: the sampler learns that it is infeasible, and it costs no budget."""
+        """Withdraw a trial whose point no training can run: the sampler learns that it is
+        infeasible, and it costs no budget.
+        """
         suggestion = self._running[number].suggestion
         reject_trial(self._study, self._withdraw(number), reason)
         self._mark_tried(suggestion)  # which the withdrawal took back
@@ -291,16 +340,22 @@ class SearchPolicy:
             self._scheduler.rejected(suggestion)
 
     def observe(self, number: int, evaluation: Evaluation, *, may_pause: bool = True) -> Decision:
-        """Decide whether a running trial goes on after an evaluation; one that is paused is suggested again when it is resumed."""
+        """Decide whether a running trial goes on after an evaluation.
+
+        One that is paused is suggested again when it is resumed.
+        """
         if not self._is_measured(evaluation):
             return Decision.STOP
         self._last[number] = evaluation
         decision = self._stopping.observe(number, evaluation)
         trial = self._running[number]
-        if trial.is_baseline:  # all trials are compared with its result, and confirmation is planned by it
+        # all trials are compared with its result, and confirmation is planned by it
+        if trial.is_baseline:
             return Decision.CONTINUE
         if decision is Decision.CONTINUE and trial.suggestion.values:
-            decision = self._scheduler.observe(number, evaluation, new=self.num_trials_left != 0, may_pause=may_pause)
+            decision = self._scheduler.observe(
+                number, evaluation, new=self.num_trials_left != 0, may_pause=may_pause
+            )
         return decision
 
     def finish(self, result: TrialResult) -> float | None:
@@ -321,7 +376,10 @@ class SearchPolicy:
         return score
 
     def _is_measured(self, evaluation: Evaluation) -> bool:
-        """Whether an evaluation has all that the objective needs; if not, as on another machine of a cluster, the search ends."""
+        """Whether an evaluation has all that the objective needs.
+
+        If not, as on another machine of a cluster, the search ends.
+        """
         missing = unmeasured(self._objective, device_of(evaluation, "a worker"))
         if missing is not None:
             self.error = ConfigError(f"objective: {missing}")
@@ -330,7 +388,8 @@ class SearchPolicy:
     def interrupt(self, number: int) -> None:
         """Give up a trial whose end says nothing about its configuration.
 
-        When the study is resumed, the trial continues from where it was last paused; if it never was, its point is proposed again.
+        When the study is resumed, the trial continues from where it was last paused; if it never
+        was, its point is proposed again.
         """
         if not is_paused(self._withdraw(number)):
             interrupt_trial(self._study, number)
@@ -370,6 +429,7 @@ class SearchPolicy:
         if len(self._errors) >= self._max_errors:
             first = self._errors[0]
             self.error = WorkerError(
-                f"{len(self._errors)} trials in a row failed; the first was trial {first.trial}", first.error or "no traceback"
+                f"{len(self._errors)} trials in a row failed; the first was trial {first.trial}",
+                first.error or "no traceback",
             )
         return score

@@ -1,4 +1,6 @@
-"""Randomness of a study: seeds derived from the study's own, and random points of a search space, drawn without an Optuna study."""
+"""Randomness of a study: seeds derived from the study's own, and random points of a search
+space, drawn without an Optuna study.
+"""
 
 import hashlib
 import math
@@ -8,31 +10,55 @@ from typing import Any
 import numpy as np
 
 from autotune.search.encoding import UnitCube
-from autotune.space import Choice, Float, Int, Parameter, PowerOfTwo, Scalar, SearchSpace, Suggestion
+from autotune.space import (
+    Choice,
+    Float,
+    Int,
+    Parameter,
+    PowerOfTwo,
+    Scalar,
+    SearchSpace,
+    Suggestion,
+)
 
 _MAX_REMEMBERED = 1_000_000
-"""Maximum size of a space whose tried points are remembered; in a larger space random draws hardly repeat one."""
+"""Maximum size of a space whose tried points are remembered; in a larger space random draws
+hardly repeat one."""
 
 
 def derived_seed(seed: int, purpose: str) -> int:
-    """A seed for one purpose, the same on every machine: 31 bits of a SHA-256 of ``seed`` and ``purpose``."""
+    """A seed for one purpose, the same on every machine: 31 bits of a SHA-256 of ``seed`` and
+    ``purpose``.
+    """
     return int.from_bytes(hashlib.sha256(f"{seed} {purpose}".encode()).digest()[:4]) >> 1
 
 
 class RandomTrial:
-    """Draws random values, as an Optuna trial with a random sampler does: ``space.suggest(RandomTrial(rng))`` is a point."""
+    """Draws random values, as an Optuna trial with a random sampler does:
+    ``space.suggest(RandomTrial(rng))`` is a point.
+    """
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
 
-    def suggest_float(self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False) -> float:
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
         """Draw a float in [low, high], log-uniform with ``log``."""
         if step is not None:
-            return float(low + step * self._rng.integers(0, round((high - low) / step), endpoint=True))
-        value = math.exp(self._rng.uniform(math.log(low), math.log(high))) if log else self._rng.uniform(low, high)
+            return float(
+                low + step * self._rng.integers(0, round((high - low) / step), endpoint=True)
+            )
+        value = (
+            math.exp(self._rng.uniform(math.log(low), math.log(high)))
+            if log
+            else self._rng.uniform(low, high)
+        )
         return float(min(max(value, low), high))
 
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+    def suggest_int(
+        self, name: str, low: int, high: int, *, step: int = 1, log: bool = False
+    ) -> int:
         """Draw a whole number in [low, high], log-uniform with ``log``."""
         if log:
             value = round(math.exp(self._rng.uniform(math.log(low - 0.5), math.log(high + 0.5))))
@@ -67,7 +93,10 @@ class Candidates:
         return len(self._tried) >= self._size
 
     def draw(self, rng: np.random.Generator, count: int) -> list[Suggestion]:
-        """Draw at most ``count`` random points, maybe with duplicates; in a space small enough to list, none only if all were tried."""
+        """Draw at most ``count`` random points, maybe with duplicates.
+
+        In a space small enough to list, none only if all were tried.
+        """
         by_chance = RandomTrial(rng)
         drawn = [self._space.suggest(by_chance) for _ in range(count)]
         if self._size > _MAX_REMEMBERED:
@@ -79,10 +108,13 @@ class Candidates:
         return [left[int(index)] for index in rng.permutation(len(left))[:count]]
 
     def in_place_of(self, point: Suggestion, rng: np.random.Generator) -> Suggestion:
-        """The point itself, or if it was tried one near it that was not, as far as random draws find one."""
+        """The point itself, or if it was tried one near it that was not, as far as random draws
+        find one.
+        """
         if point.key not in self._tried:
             return point
-        drawn = self.draw(rng, 64) or [point]  # enough to stay near what the sampler finds promising
+        # enough to stay near what the sampler finds promising
+        drawn = self.draw(rng, 64) or [point]
         cube = UnitCube(self._space)
         features = cube.features(cube.encode([point, *drawn]))
         return drawn[int(((features[1:] - features[0]) ** 2).sum(axis=1).argmin())]
@@ -100,7 +132,11 @@ def _num_values(parameter: Parameter) -> float:
         return float((parameter.high // parameter.low).bit_length())
     if parameter.single():
         return 1.0
-    return math.inf if parameter.step is None else float(round((parameter.high - parameter.low) / parameter.step) + 1)
+    return (
+        math.inf
+        if parameter.step is None
+        else float(round((parameter.high - parameter.low) / parameter.step) + 1)
+    )
 
 
 def points(space: SearchSpace) -> Iterator[Suggestion]:
@@ -108,13 +144,23 @@ def points(space: SearchSpace) -> Iterator[Suggestion]:
     combined: list[dict[str, object]] = [{}]
     for key, parameter in space.parameters.items():
         if isinstance(parameter, Choice):
-            opened = [{key: value, **point.values} for value, beneath in parameter.options for point in points(beneath)]
+            opened = [
+                {key: value, **point.values}
+                for value, beneath in parameter.options
+                for point in points(beneath)
+            ]
         else:
-            opened = [{key: _value(parameter, index)} for index in range(round(_num_values(parameter)))]
+            opened = [
+                {key: _value(parameter, index)} for index in range(round(_num_values(parameter)))
+            ]
         combined = [{**before, **after} for before in combined for after in opened]
     yield from map(Suggestion, combined)
 
 
 def _value(parameter: Float | Int | PowerOfTwo, index: int) -> Any:
     """Value of a parameter at a position, from 0, among its values."""
-    return parameter.low * 2**index if isinstance(parameter, PowerOfTwo) else parameter.low + index * (parameter.step or 0)
+    return (
+        parameter.low * 2**index
+        if isinstance(parameter, PowerOfTwo)
+        else parameter.low + index * (parameter.step or 0)
+    )

@@ -1,4 +1,6 @@
-"""Samplers: made from the configuration, the base of those that pause trials, and how Optuna's study gets along with either."""
+"""Samplers: made from the configuration, the base of those that pause trials, and how Optuna's
+study gets along with either.
+"""
 
 import logging
 import warnings
@@ -17,27 +19,40 @@ from autotune.space import SearchSpace, Suggestion
 
 
 class TrialScheduler:
-    """Base of samplers that pause and resume trials; the policy tells it about every trial and evaluation.
+    """Base of samplers that pause and resume trials.
 
-    Optuna's samplers have none of this: for them a policy uses the base itself, which never pauses, and does not ask it for points.
+    The policy tells it about every trial and evaluation.
+
+    Optuna's samplers have none of this: for them a policy uses the base itself, which never pauses,
+    and does not ask it for points.
     """
 
     def propose(self, *, new: bool = True, ending: bool = False) -> Suggestion | int | None:
-        """Choose what to train next: a point, if ``new`` trials are wanted, or the number of a paused trial; None if neither pays.
+        """Choose what to train next: a point, if ``new`` trials are wanted, or the number of a
+        paused trial; None if neither pays.
 
-        A point that was trained before is trained again with another seed, since its time to target is a random draw.
+        A point that was trained before is trained again with another seed, since its time to target
+        is a random draw.
 
-        ``ending`` says that no more new trials will be wanted: paused trials that promise nothing need not be resumed.
+        ``ending`` says that no more new trials will be wanted: paused trials that promise nothing
+        need not be resumed.
         """
 
     def started(self, number: int, suggestion: Suggestion) -> None:
         """Register a new trial; its point is not always the one that was proposed."""
 
-    def observe(self, number: int, evaluation: Evaluation, *, new: bool = True, may_pause: bool = True) -> Decision:
-        """Decide whether a running trial continues; it pauses only with ``may_pause``, and for a new point only with ``new``."""
+    def observe(
+        self, number: int, evaluation: Evaluation, *, new: bool = True, may_pause: bool = True
+    ) -> Decision:
+        """Decide whether a running trial continues.
+
+        It pauses only with ``may_pause``, and for a new point only with ``new``.
+        """
         return Decision.CONTINUE
 
-    def paused(self, number: int, suggestion: Suggestion, evaluations: Sequence[Evaluation]) -> None:
+    def paused(
+        self, number: int, suggestion: Suggestion, evaluations: Sequence[Evaluation]
+    ) -> None:
         """Register a trial that an earlier process paused, so that it can be resumed."""
 
     def finish(self, result: TrialResult, score: float | None) -> None:
@@ -50,14 +65,22 @@ class TrialScheduler:
         """Learn that no training can run a point."""
 
     def restrict_repeats(self, can_repeat: Callable[[Suggestion], bool]) -> None:
-        """Restrict repeats to the points for which ``can_repeat`` is true; without this call every point can be repeated."""
+        """Restrict repeats to the points for which ``can_repeat`` is true.
+
+        Without this call every point can be repeated.
+        """
 
     def expected_scores(self) -> Mapping[int, float]:
-        """Expected score of another run of the same configuration, for every trial that reached the target, by trial number."""
+        """Expected score of another run of the same configuration, for every trial that reached
+        the target, by trial number.
+        """
         return {}
 
     def score_to_beat(self, number: int) -> float:
-        """Score that a running trial must beat to be expected better than the incumbent; past it the trial can be capped."""
+        """Score that a running trial must beat to be expected better than the incumbent.
+
+        Past it the trial can be capped.
+        """
         raise NotImplementedError
 
 
@@ -71,31 +94,47 @@ def make_sampler(
     objective: Objective,
     earlier: Sequence[EarlierStudy] = (),
 ) -> object:
-    """Make the sampler that ``search.sampler`` names; seed, space, target, objective and earlier are passed if its signature has them.
+    """Make the sampler that ``search.sampler`` names.
+
+    Seed, space, target, objective and earlier are passed if its signature has them.
 
     Raises:
         ConfigError: the sampler cannot be made.
     """
     quiet_optuna()
     make = build_partial(node, allowed, "search.sampler")
-    offered = {"seed": seed, "space": space, "target": target, "objective": objective, "earlier": earlier}
+    offered = {
+        "seed": seed,
+        "space": space,
+        "target": target,
+        "objective": objective,
+        "earlier": earlier,
+    }
     return call(make, "search.sampler", **accepted_arguments(make, offered))
 
 
 def optuna_sampler(sampler: object) -> optuna.samplers.BaseSampler:
-    """The sampler for Optuna's study: the given one, or an unused stand-in if that pauses trials and so proposes points itself."""
+    """The sampler for Optuna's study: the given one, or an unused stand-in if that pauses trials
+    and so proposes points itself.
+    """
     if isinstance(sampler, TrialScheduler):
         return optuna.samplers.RandomSampler()
     if not isinstance(sampler, optuna.samplers.BaseSampler):
-        raise ConfigError(f"search.sampler: made {type(sampler).__name__}, accepted is an Optuna sampler")
+        raise ConfigError(
+            f"search.sampler: made {type(sampler).__name__}, accepted is an Optuna sampler"
+        )
     return sampler
 
 
 def quiet_optuna() -> None:
-    """Keep Optuna's log lines and its warnings about new features off the terminal; call it before a sampler is made."""
+    """Keep Optuna's log lines and its warnings about new features off the terminal.
+
+    Call it before a sampler is made.
+    """
     optuna.logging.disable_default_handler()
     optuna.logging.enable_propagation()
     optuna.logging.set_verbosity(logging.WARNING)
-    logging.getLogger("optuna.samplers").setLevel(logging.ERROR)  # CMA-ES logs a line for every parameter that it samples at random
+    # CMA-ES logs a line for every parameter that it samples at random
+    logging.getLogger("optuna.samplers").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"optuna\..*")
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)

@@ -22,14 +22,19 @@ class Decision(StrEnum):
     STOP = "STOP"
     """End the trial, since it is not worth continuing, though it might still win."""
     PAUSE = "PAUSE"
-    """Suspend the trial, since another one promises more now; it may be resumed later from its state."""
+    """Suspend the trial, since another one promises more now; it may be resumed later from its
+    state."""
 
 
 class StoppingRule:
-    """Base of what ``stopping:`` names in the configuration: it lets every trial run. ``objective`` is passed to rules that take it."""
+    """Base of what ``stopping:`` names in the configuration: it lets every trial run.
+
+    ``objective`` is passed to rules that take it.
+    """
 
     score_to_beat: Callable[[int], float] | None = None
-    """Score that a trial must beat to become the incumbent, by its number; None if the sampler does not model expected scores."""
+    """Score that a trial must beat to become the incumbent, by its number; None if the sampler
+    does not model expected scores."""
 
     def observe(self, trial: int, evaluation: Evaluation) -> Decision:
         """Decide whether a trial continues after an evaluation."""
@@ -39,7 +44,10 @@ class StoppingRule:
         """Learn how a trial ended; ``score`` is None unless it reached the target."""
 
     def cap_seconds(self, trial: int) -> float:
-        """Warm seconds after which the worker itself ends a trial, which can then not win; infinite without a cap."""
+        """Warm seconds after which the worker itself ends a trial, which can then not win.
+
+        Infinite without a cap.
+        """
         return math.inf
 
 
@@ -50,10 +58,11 @@ class NeverStop(StoppingRule):
 class CapAtIncumbent(StoppingRule):
     """Caps a trial once its score can only be worse than the incumbent's.
 
-    The incumbent is the configuration with the least expected running time over all its runs, so that a lucky run is corrected when its
-    configuration is run again. A sampler that models expected scores sets the score that a trial must beat instead. The cap is that score
-    times ``cap_margin``, an allowance for noise: 1 where timing is quiet and more where it is not. With an objective without
-    ``lower_bound`` no trial is capped.
+    The incumbent is the configuration with the least expected running time over all its runs, so
+    that a lucky run is corrected when its configuration is run again. A sampler that models
+    expected scores sets the score that a trial must beat instead. The cap is that score times
+    ``cap_margin``, an allowance for noise: 1 where timing is quiet and more where it is not. With
+    an objective without ``lower_bound`` no trial is capped.
 
     Raises:
         ConfigError: ``cap_margin`` is below 1.
@@ -61,33 +70,55 @@ class CapAtIncumbent(StoppingRule):
 
     def __init__(self, *, objective: Objective, cap_margin: float) -> None:
         if not cap_margin >= 1:
-            raise ConfigError(f"stopping.cap_margin: found {cap_margin}, accepted is a number from 1")
+            raise ConfigError(
+                f"stopping.cap_margin: found {cap_margin}, accepted is a number from 1"
+            )
         self._objective = objective if isinstance(objective, BoundedObjective) else None
         self._margin = cap_margin
         self._running_times: dict[Key, RunningTime] = {}
 
     def observe(self, trial: int, evaluation: Evaluation) -> Decision:
         """Cap a trial whose lower bound on its score is above its cap."""
-        is_past = self._objective is not None and self._objective.lower_bound(evaluation) > self._cap(trial)
+        is_past = self._objective is not None and self._objective.lower_bound(
+            evaluation
+        ) > self._cap(trial)
         return Decision.CAP if is_past else Decision.CONTINUE
 
     def finish(self, result: TrialResult, score: float | None) -> None:
         """Add a run to its configuration's running time."""
         if self._objective is not None:
             spent = spent_by(result, self._objective) if score is None else score
-            self._running_times.setdefault(Suggestion(result.values).key, RunningTime()).add(result.outcome, spent)
+            self._running_times.setdefault(Suggestion(result.values).key, RunningTime()).add(
+                result.outcome, spent
+            )
 
     def cap_seconds(self, trial: int) -> float:
-        """Warm seconds that a trial can take and still win; infinite for an objective that does not count seconds."""
-        return self._cap(trial) if isinstance(self._objective, AmortisedTime | DeviceSeconds) else math.inf
+        """Warm seconds that a trial can take and still win.
+
+        Infinite for an objective that does not count seconds.
+        """
+        return (
+            self._cap(trial)
+            if isinstance(self._objective, AmortisedTime | DeviceSeconds)
+            else math.inf
+        )
 
     def _cap(self, trial: int) -> float:
-        incumbent = min((running_time.expected for running_time in self._running_times.values()), default=math.inf)
-        return (incumbent if self.score_to_beat is None else self.score_to_beat(trial)) * self._margin
+        incumbent = min(
+            (running_time.expected for running_time in self._running_times.values()),
+            default=math.inf,
+        )
+        return (
+            incumbent if self.score_to_beat is None else self.score_to_beat(trial)
+        ) * self._margin
 
 
-def make_stopping(node: Mapping[str, Any], allowed: Sequence[str], objective: Objective) -> StoppingRule:
-    """Make the stopping rule that ``stopping`` names; the objective is passed if its signature has it.
+def make_stopping(
+    node: Mapping[str, Any], allowed: Sequence[str], objective: Objective
+) -> StoppingRule:
+    """Make the stopping rule that ``stopping`` names.
+
+    The objective is passed if its signature has it.
 
     Raises:
         ConfigError: the rule cannot be made, or is no ``StoppingRule``.
@@ -95,5 +126,8 @@ def make_stopping(node: Mapping[str, Any], allowed: Sequence[str], objective: Ob
     make = build_partial(node, allowed, "stopping")
     rule = call(make, "stopping", **accepted_arguments(make, {"objective": objective}))
     if not isinstance(rule, StoppingRule):
-        raise ConfigError(f"stopping: {node['_target_']} must be a subclass of autotune.search.stopping.StoppingRule")
+        raise ConfigError(
+            f"stopping: {node['_target_']} must be a subclass of"
+            " autotune.search.stopping.StoppingRule"
+        )
     return rule

@@ -1,6 +1,7 @@
 """A study's storage: Optuna's journal file in the study's folder, or Optuna's tables in a database.
 
-Both are Optuna's own, so that its other tools read them. What fails there ends the study in one line, and all that was written is kept.
+Both are Optuna's own, so that its other tools read them. What fails there ends the study in one
+line, and all that was written is kept.
 """
 
 import json
@@ -31,23 +32,31 @@ _CONNECT_ARGUMENTS = {
     "pymysql": {"connect_timeout": 10, "read_timeout": 60, "write_timeout": 60},
     "mysqldb": {"connect_timeout": 10, "read_timeout": 60, "write_timeout": 60},
 }
-"""Limits on waiting for a database, by driver: without them a connection that went silent is waited for without end."""
-_DATABASES = "null, or a database: sqlite:////DIR/studies.db, postgresql://USER@HOST/DATABASE (pip install 'autotune[postgresql]')"
+"""Limits on waiting for a database, by driver: without them a connection that went silent is
+waited for without end."""
+_DATABASES = (
+    "null, or a database: sqlite:////DIR/studies.db, postgresql://USER@HOST/DATABASE (pip install"
+    " 'autotune[postgresql]')"
+)
 
 logger = getLogger("autotune.search")
 
 
 def open_storage(folder: Path, url: str | None, *, is_owner: bool = False) -> BaseStorage:
-    """Open a study's storage: the database of a URL, or else the journal in the study's folder, which is empty if there is none.
+    """Open a study's storage: the database of a URL, or else the journal in the study's folder,
+    which is empty if there is none.
 
     Args:
-        is_owner: whether this process alone writes to the journal. A last line that a killed process left unfinished is then dropped.
+        is_owner: whether this process alone writes to the journal. A last line that a killed
+            process left unfinished is then dropped.
 
     Raises:
         StudyError: the journal cannot be read, or is damaged.
         ConfigError: the database does not answer, or refuses; the message holds no password.
     """
-    return _open_journal(folder / JOURNAL, is_owner=is_owner) if url is None else _open_database(url)
+    return (
+        _open_journal(folder / JOURNAL, is_owner=is_owner) if url is None else _open_database(url)
+    )
 
 
 def reason(error: BaseException) -> str:
@@ -85,15 +94,21 @@ def _open_journal(path: Path, *, is_owner: bool) -> JournalStorage:
     except OSError as error:
         raise StudyError(f"{path}: cannot be read: {error.strerror}; {_RESTORE}") from error
     except Exception as error:  # JSON, but nothing that Optuna can replay
-        raise StudyError(f"{path}: line {backend.num_read}: is no record of Optuna's; {_RESTORE}") from error
+        raise StudyError(
+            f"{path}: line {backend.num_read}: is no record of Optuna's; {_RESTORE}"
+        ) from error
 
 
 class _JournalFile(JournalFileBackend):
-    """Optuna's journal file. What damages it is told with its line; of records that cannot be written nothing is left."""
+    """Optuna's journal file.
+
+    What damages it is told with its line; of records that cannot be written nothing is left.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # The lock is held for milliseconds: after three seconds it counts as that of a killed process.
+        # The lock is held for milliseconds: after three seconds it counts as that of a killed
+        # process.
         super().__init__(str(path), JournalFileSymlinkLock(str(path), grace_period=3))
         self.num_read = 0
         """Number of the line that was read last, from 1."""
@@ -110,9 +125,13 @@ class _JournalFile(JournalFileBackend):
                 self.num_read += 1
                 yield record
         except OSError as error:
-            raise StudyError(f"{self._path}: cannot be read: {error.strerror}; {_RESTORE}") from error
+            raise StudyError(
+                f"{self._path}: cannot be read: {error.strerror}; {_RESTORE}"
+            ) from error
         except (ValueError, RecursionError) as error:
-            raise StudyError(f"{self._path}: line {self.num_read + 1}: is not JSON; {_RESTORE}") from error
+            raise StudyError(
+                f"{self._path}: line {self.num_read + 1}: is not JSON; {_RESTORE}"
+            ) from error
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Append records, flushed to disk, or none of them.
@@ -126,10 +145,13 @@ class _JournalFile(JournalFileBackend):
         except OSError as error:
             with suppress(OSError):
                 os.truncate(self._path, size)
-            raise StorageInternalError(f"{self._path}: cannot be written ({error.strerror or error})") from None
+            raise StorageInternalError(
+                f"{self._path}: cannot be written ({error.strerror or error})"
+            ) from None
 
     def drop_unfinished_line(self) -> None:
-        """Drop a last line that a killed process did not finish: Optuna would write the next record behind it.
+        """Drop a last line that a killed process did not finish: Optuna would write the next record
+        behind it.
 
         Raises:
             StudyError: the last whole line is no JSON.
@@ -142,7 +164,11 @@ class _JournalFile(JournalFileBackend):
         except (ValueError, RecursionError) as error:
             raise StudyError(f"{self._path}: its last line is not JSON; {_RESTORE}") from error
         if content[num_bytes:]:
-            logger.warning("%s: a last line that was not finished is dropped: %r", self._path, content[num_bytes:][:40])
+            logger.warning(
+                "%s: a last line that was not finished is dropped: %r",
+                self._path,
+                content[num_bytes:][:40],
+            )
             os.truncate(self._path, num_bytes)
 
 

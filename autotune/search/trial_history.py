@@ -1,4 +1,6 @@
-"""What a freeze-thaw search has seen: its trials in scores of one unit, and what their configurations are expected to need."""
+"""What a freeze-thaw search has seen: its trials in scores of one unit, and what their
+configurations are expected to need.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,7 +21,8 @@ from autotune.space import Choice, SearchSpace, Suggestion
 WIN = 0.97
 """Fraction of the best score so far that a winner must reach the target within."""
 MAX_ENDED = 1000
-"""Number of ended trials that a search knows before it forgets some of them: every decision looks at all that it knows."""
+"""Number of ended trials that a search knows before it forgets some of them: every decision
+looks at all that it knows."""
 
 
 class CurvePoint(NamedTuple):
@@ -28,7 +31,8 @@ class CurvePoint(NamedTuple):
     step: float
     """Steps, or epochs where the search varies the length of the schedule."""
     seconds: float
-    """Score that the trial has spent so far, in the search's unit: one second of training of the first trial seen."""
+    """Score that the trial has spent so far, in the search's unit: one second of training of the
+    first trial seen."""
     shortfall: float
 
 
@@ -52,13 +56,16 @@ class KnownTrial:
     is_paused: bool = False
     has_ended: bool = False
     last_decision_seconds: float = 0.0
-    """Time of the trial, in the unit of ``CurvePoint.seconds``, at which it was last decided whether it continues."""
+    """Time of the trial, in the unit of ``CurvePoint.seconds``, at which it was last decided
+    whether it continues."""
     last_chosen: int = 0
     """Number of the decision that last chose the trial."""
     log_gain: float = math.inf
-    """Logarithm of the expected gain per second when last compared; infinite if not compared since the last evaluation."""
+    """Logarithm of the expected gain per second when last compared; infinite if not compared
+    since the last evaluation."""
     resume_seconds: float = 0.0
-    """Time to build and prepare the training anew when the trial is resumed, in the unit of ``CurvePoint.seconds``."""
+    """Time to build and prepare the training anew when the trial is resumed, in the unit of
+    ``CurvePoint.seconds``."""
 
     def add(self, evaluation: CurvePoint) -> None:
         """Append an evaluation to the trial's curve."""
@@ -75,33 +82,50 @@ class KnownTrial:
     @property
     def num_doublings(self) -> int:
         """How many times the trial's time has doubled since its first evaluation."""
-        return int(np.floor(np.log2(max(self.curve[-1].seconds / self.curve[0].seconds, 1) * 1.0001)))
+        return int(
+            np.floor(np.log2(max(self.curve[-1].seconds / self.curve[0].seconds, 1) * 1.0001))
+        )
 
     @property
     def promotion_order(self) -> tuple[bool, float]:
-        """Sort key of a trial among those to be trained on, least first: whether it has stalled, and its last shortfall.
+        """Sort key of a trial among those to be trained on, least first: whether it has stalled,
+        and its last shortfall.
 
-        A trial has stalled that did not lose a tenth of its shortfall in the second half of its time.
+        A trial has stalled that did not lose a tenth of its shortfall in the second half of its
+        time.
         """
         # The first half ends at 0.6, since evaluations do not come at even times.
-        first_half = [seen.shortfall for seen in self.curve if seen.seconds <= self.curve[-1].seconds * 0.6] or [self.curve[0].shortfall]
-        return len(self.curve) > 1 and self.least_shortfall > min(first_half) * 0.9, self.curve[-1].shortfall
+        first_half = [
+            seen.shortfall for seen in self.curve if seen.seconds <= self.curve[-1].seconds * 0.6
+        ] or [self.curve[0].shortfall]
+        return (
+            len(self.curve) > 1 and self.least_shortfall > min(first_half) * 0.9,
+            self.curve[-1].shortfall,
+        )
 
     @property
     def representative_indices(self) -> list[int]:
-        """Indices of the evaluations that describe the trial's curve best: first, last, and in a long curve the middle and the best."""
+        """Indices of the evaluations that describe the trial's curve best: first, last, and in a
+        long curve the middle and the best.
+        """
         last = len(self.curve) - 1
-        return sorted({0, last, (last + 1) // 2, self.best_index}) if last > 2 else sorted({0, last})
+        return (
+            sorted({0, last, (last + 1) // 2, self.best_index}) if last > 2 else sorted({0, last})
+        )
 
 
 class TrialHistory:
-    """The trials of a search, in scores of one unit: a second of training of the first trial seen, whatever the objective.
+    """The trials of a search, in scores of one unit: a second of training of the first trial seen,
+    whatever the objective.
 
     Args:
-        length_key: config key of the schedule's length in epochs; curves are functions of it where every point of the space has it.
+        length_key: config key of the schedule's length in epochs; curves are functions of it where
+            every point of the space has it.
     """
 
-    def __init__(self, space: SearchSpace, target: Target, objective: BoundedObjective, length_key: str) -> None:
+    def __init__(
+        self, space: SearchSpace, target: Target, objective: BoundedObjective, length_key: str
+    ) -> None:
         self._target = target
         self._objective = objective
         self._is_time = isinstance(objective, AmortisedTime)
@@ -109,9 +133,11 @@ class TrialHistory:
         self._reached: dict[int, Key] = {}
         self._least_gap = 1.0
         self.unit = 1.0 if self._is_time else 0.0
-        """Score of a second of training, of the first trial seen (0 before it): all scores are divided by it."""
+        """Score of a second of training, of the first trial seen (0 before it): all scores are
+        divided by it."""
         self.limit = target.max_train_seconds if self._is_time else 0.0
-        """Upper bound on any trial's score, divided by ``unit``: what ``max_train_seconds`` of the costliest trial seen cost."""
+        """Upper bound on any trial's score, divided by ``unit``: what ``max_train_seconds`` of
+        the costliest trial seen cost."""
         self.cube = UnitCube(space)
         self.trials: dict[int, KnownTrial] = {}
         self._num_ended = 0
@@ -124,7 +150,9 @@ class TrialHistory:
 
     @property
     def best(self) -> float:
-        """Score that a new configuration's first run must beat to make it the incumbent, divided by ``unit``; infinite without one."""
+        """Score that a new configuration's first run must beat to make it the incumbent, divided
+        by ``unit``; infinite without one.
+        """
         return self.expected.first_run_to_win
 
     @property
@@ -134,7 +162,9 @@ class TrialHistory:
 
     @property
     def has_lengths(self) -> bool:
-        """Whether curves are functions of epochs, in schedules of several lengths, and not of steps."""
+        """Whether curves are functions of epochs, in schedules of several lengths, and not of
+        steps.
+        """
         return self._length_key is not None
 
     def finish(self, result: TrialResult, score: float | None) -> None:
@@ -177,12 +207,17 @@ class TrialHistory:
         self.feasibility.add(" ".join(suggestion.key), features, is_feasible=False)
 
     def expected_scores(self) -> dict[int, float]:
-        """Expected score of another run of the same configuration, for every trial that reached the target, by trial number."""
+        """Expected score of another run of the same configuration, for every trial that reached
+        the target, by trial number.
+        """
         by_key = self.expected.by_key()
         return {number: by_key[key] * self.unit for number, key in self._reached.items()}
 
     def score_to_beat(self, number: int) -> float:
-        """Score that a trial must beat to be expected better than the incumbent; a repeat, which is to be measured, 4 times its own."""
+        """Score that a trial must beat to be expected better than the incumbent.
+
+        A repeat, which is to be measured, 4 times its own.
+        """
         trial = self.trials.get(number)
         if math.isinf(self.best):
             return math.inf
@@ -191,17 +226,24 @@ class TrialHistory:
         return self.expected.by_key()[trial.key] * 4.0 * self.unit
 
     def longest_waiting(self, waiting: Sequence[int], running: int | None) -> int | None:
-        """The paused trial, among those that may still win, that was last chosen the longest ago."""
-        may_win = [number for number in waiting if number != running and self.may_win(self.trials[number])]
+        """The paused trial, among those that may still win, that was last chosen the longest
+        ago.
+        """
+        may_win = [
+            number for number in waiting if number != running and self.may_win(self.trials[number])
+        ]
         return min(may_win, key=lambda number: self.trials[number].last_chosen, default=None)
 
     def due_repeat(self) -> Suggestion | None:
-        """The point expected to be the best, if it is to be trained again now; None if not, or while a run of it has not ended.
+        """The point expected to be the best, if it is to be trained again now.
 
-        A point that is the best by its first run alone is due at once. The incumbent is due again after every eight trials, until it has
-        been run four times.
+        None if not, or while a run of it has not ended.
 
-        Source: intensification in SMAC (Hutter, Hoos and Leyton-Brown, 2011), where the incumbent is run again as the search goes on.
+        A point that is the best by its first run alone is due at once. The incumbent is due again
+        after every eight trials, until it has been run four times.
+
+        Source: intensification in SMAC (Hutter, Hoos and Leyton-Brown, 2011), where the incumbent
+        is run again as the search goes on.
         """
         key = self.expected.best
         if key is None or key not in self.points or not self.can_repeat(self.points[key]):
@@ -209,14 +251,22 @@ class TrialHistory:
         runs = [number for number, trial in self.trials.items() if trial.key == key]
         if not runs or any(not self.trials[number].has_ended for number in runs):
             return None
-        if key == self.expected.challenger and len(runs) <= 2:  # repeats of a broken configuration all end in errors
+        # repeats of a broken configuration all end in errors
+        if key == self.expected.challenger and len(runs) <= 2:
             return self.points[key]
-        is_due = key != self.expected.challenger and len(runs) < 4 and max(self.trials) - max(runs) >= 8
+        is_due = (
+            key != self.expected.challenger and len(runs) < 4 and max(self.trials) - max(runs) >= 8
+        )
         return self.points[key] if is_due else None
 
     def repeat(self, least_gain: float, *, better_than: float = -math.inf) -> Suggestion | None:
-        """The point most worth training again; None if none gains ``least_gain`` in all and more than ``better_than`` per second."""
-        running = {trial.key for trial in self.trials.values() if trial.is_repeat and not trial.has_ended}
+        """The point most worth training again.
+
+        None if none gains ``least_gain`` in all and more than ``better_than`` per second.
+        """
+        running = {
+            trial.key for trial in self.trials.values() if trial.is_repeat and not trial.has_ended
+        }
         for key, log_gain in self.expected.log_gains_of_repeats(least_gain):
             if log_gain <= better_than:
                 break
@@ -225,18 +275,27 @@ class TrialHistory:
         return None
 
     def promoted(self, waiting: Sequence[int], reduction_factor: float) -> int | None:
-        """A waiting trial to train on to twice its time, because too few trials have been; None if enough have been.
+        """A waiting trial to train on to twice its time, because too few trials have been.
 
-        Time counts in doublings of a trial's own first evaluation, since the first one of a slow trial takes as long as many of a fast one.
-        Trials with the most doublings come first, and of these the one nearest to the target, but a stalled one only where all have
-        stalled: where most trials stall just short of the target, the nearest ones are those that will never reach it.
+        None if enough have been.
+
+        Time counts in doublings of a trial's own first evaluation, since the first one of a slow
+        trial takes as long as many of a fast one. Trials with the most doublings come first, and of
+        these the one nearest to the target, but a stalled one only where all have stalled: where
+        most trials stall just short of the target, the nearest ones are those that will never reach
+        it.
         """
         levels = np.sort([trial.num_doublings for trial in self.seen])
         of_waiting = {number: self.trials[number].num_doublings for number in waiting}
-        num_at_least = len(levels) - np.searchsorted(levels, np.arange(levels[-1] + 2))  # trials with each number of doublings or more
+        # trials with each number of doublings or more
+        num_at_least = len(levels) - np.searchsorted(levels, np.arange(levels[-1] + 2))
         for low in range(max(of_waiting.values(), default=-1), -1, -1):
             if num_at_least[low + 1] < num_at_least[low] / reduction_factor - 1:
-                due = [number for number, level in of_waiting.items() if level == low and self.may_win(self.trials[number])]
+                due = [
+                    number
+                    for number, level in of_waiting.items()
+                    if level == low and self.may_win(self.trials[number])
+                ]
                 if due:
                     return min(due, key=lambda number: self.trials[number].promotion_order)
         return None
@@ -246,14 +305,17 @@ class TrialHistory:
         trial = self.trials[number]
         relative_cost = self.relative_cost(evaluation)
         if not trial.curve:
-            trial.resume_seconds = (evaluation.spent_build_seconds + evaluation.prepare_seconds) * relative_cost
+            trial.resume_seconds = (
+                evaluation.spent_build_seconds + evaluation.prepare_seconds
+            ) * relative_cost
         seconds = max(self._objective.lower_bound(evaluation) / self.unit, 1e-6)
         if math.isfinite(evaluation.metric):
             if len(trial.curve) == 1:
                 self._least_gap = min(self._least_gap, seconds / trial.curve[0].seconds - 1)
             shortfall = evaluation.shortfall(self._target)
             if evaluation.outcome is not Outcome.REACHED:
-                shortfall = max(shortfall, 0.0)  # at the target, but a model not yet pruned does not count
+                # at the target, but a model not yet pruned does not count
+                shortfall = max(shortfall, 0.0)
             if not trial.curve:
                 self.feasibility.add(str(number), trial.features, is_feasible=True)
                 if evaluation.epoch <= 0 < evaluation.step:
@@ -261,10 +323,18 @@ class TrialHistory:
                     for other in self.trials.values():
                         other.log_length = math.inf
             step = evaluation.step if self._length_key is None else evaluation.epoch
-            trial.add(CurvePoint(max(step, 0.5) if self._length_key is None else max(step, 1e-3), seconds, shortfall))
+            trial.add(
+                CurvePoint(
+                    max(step, 0.5) if self._length_key is None else max(step, 1e-3),
+                    seconds,
+                    shortfall,
+                )
+            )
 
     def relative_cost(self, evaluation: Evaluation) -> float:
-        """Score of a second of this trial relative to one of the first trial seen; 1 where the objective is time."""
+        """Score of a second of this trial relative to one of the first trial seen; 1 where the
+        objective is time.
+        """
         if self._is_time:
             return 1.0
         longest = self._target.max_train_seconds
@@ -278,16 +348,27 @@ class TrialHistory:
         return self.next_seconds(trial) <= self.best * WIN
 
     def next_seconds(self, trial: KnownTrial) -> float:
-        """Earliest time of a trial's next evaluation, by the smallest gap between the first two of any trial, relative to the first."""
-        return trial.curve[-1].seconds + self._least_gap * trial.curve[0].seconds if trial.curve else 0.0
+        """Earliest time of a trial's next evaluation, by the smallest gap between the first two
+        of any trial, relative to the first.
+        """
+        return (
+            trial.curve[-1].seconds + self._least_gap * trial.curve[0].seconds
+            if trial.curve
+            else 0.0
+        )
 
     def log_length(self, point: Suggestion) -> float:
-        """Logarithm of the length of a point's schedule in epochs; infinite where curves are not modelled over it."""
+        """Logarithm of the length of a point's schedule in epochs.
+
+        Infinite where curves are not modelled over it.
+        """
         return math.inf if self._length_key is None else math.log(point.values[self._length_key])
 
 
 def _is_length(space: SearchSpace, key: str) -> bool:
-    """Whether every point of the space has a parameter with this key and all its values are numbers above 0."""
+    """Whether every point of the space has a parameter with this key and all its values are
+    numbers above 0.
+    """
     parameter = space.parameters.get(key)
     if isinstance(parameter, Choice):
         return is_ranked(parameter) and all(value > 0 for value, _ in parameter.options)
@@ -295,12 +376,15 @@ def _is_length(space: SearchSpace, key: str) -> bool:
 
 
 class FeasibilityModel:
-    """The chance that a configuration can be trained, over its features: a Gaussian process of the labels 1 and -1.
+    """The chance that a configuration can be trained, over its features: a Gaussian process of the
+    labels 1 and -1.
 
-    Until both a feasible and an infeasible point are known, every point counts as feasible and nothing is computed.
+    Until both a feasible and an infeasible point are known, every point counts as feasible and
+    nothing is computed.
 
-    Source: Rasmussen and Williams, "Gaussian processes for machine learning" (2006), section 6.5, least-squares classification; for
-    weighing an acquisition by it, Gelbart, Snoek and Adams, "Bayesian optimization with unknown constraints" (2014).
+    Source: Rasmussen and Williams, "Gaussian processes for machine learning" (2006), section 6.5,
+    least-squares classification; for weighing an acquisition by it, Gelbart, Snoek and Adams,
+    "Bayesian optimization with unknown constraints" (2014).
     """
 
     def __init__(self, num_features: int) -> None:
@@ -310,13 +394,21 @@ class FeasibilityModel:
         self._is_fitted = False
 
     def add(self, name: str, features: Array, *, is_feasible: bool) -> None:
-        """Set the label of a point ``[features]``; a new label for the same name replaces it, since a trial may still diverge."""
+        """Set the label of a point ``[features]``.
+
+        A new label for the same name replaces it, since a trial may still diverge.
+        """
         self._points[name] = features, is_feasible
         self._is_fitted = False
 
     def log_chances(self, features: Array) -> Array:
-        """Logarithms ``[points]`` of the chance that each of the points ``[points, features]`` can be trained."""
-        feasible, infeasible = ([point for point, label in self._points.values() if label is known][-100:] for known in (True, False))
+        """Logarithms ``[points]`` of the chance that each of the points ``[points, features]``
+        can be trained.
+        """
+        feasible, infeasible = (
+            [point for point, label in self._points.values() if label is known][-100:]
+            for known in (True, False)
+        )
         if not (len(features) and feasible and infeasible):
             return np.zeros(len(features))
         if not self._is_fitted:
@@ -324,8 +416,13 @@ class FeasibilityModel:
             has_grown = len(labels) >= 1.06 * self._num_learnt_of
             if has_grown:
                 self._num_learnt_of = len(labels)
-            self._process.fit(np.array([*infeasible, *feasible]), labels, learn=np.arange(len(labels)) if has_grown else None)
+            self._process.fit(
+                np.array([*infeasible, *feasible]),
+                labels,
+                learn=np.arange(len(labels)) if has_grown else None,
+            )
             self._is_fitted = True
         means, deviations = self._process.predict(features)
         # An error of the model never rules a region out.
-        return np.log(np.clip(ndtr(means / deviations), 0.02, 1.0))  # type: ignore[no-any-return]  # SciPy says Any
+        # SciPy says Any
+        return np.log(np.clip(ndtr(means / deviations), 0.02, 1.0))  # type: ignore[no-any-return]

@@ -1,4 +1,5 @@
-"""Finds the recordings of earlier studies that a command line gives by a study's name, a folder, or the id of an MLflow run.
+"""Finds the recordings of earlier studies that a command line gives by a study's name, a folder, or
+the id of an MLflow run.
 
 Of a study that was interrupted, the recording is made of its storage (``autotune.search.study``).
 
@@ -30,33 +31,47 @@ def earlier_recordings(
     Args:
         studies: folder that contains the studies' folders.
         uri: of the MLflow store, as ``tracking.uri``.
-        stored: the name and the recording of a study whose storage has more than its folder; None for any other entry.
+        stored: the name and the recording of a study whose storage has more than its folder; None
+            for any other entry.
 
     Raises:
-        ConfigError: an entry names neither a study nor a folder with a recording nor a run of a study.
+        ConfigError: an entry names neither a study nor a folder with a recording nor a run of a
+            study.
         DataError: a recording cannot be read.
     """
     return [_earlier_recording(entry, studies, uri, stored) for entry in entries]
 
 
 def _earlier_recording(
-    entry: str, studies: Path, uri: str | None, stored: Callable[[str], tuple[str, Recording] | None]
+    entry: str,
+    studies: Path,
+    uri: str | None,
+    stored: Callable[[str], tuple[str, Recording] | None],
 ) -> tuple[str, Recording]:
-    refuse_url(entry, "warm_start", "a study's name, a folder of this machine, or the id of an MLflow run")
+    refuse_url(
+        entry, "warm_start", "a study's name, a folder of this machine, or the id of an MLflow run"
+    )
     if (found := stored(entry)) is not None:
         return found
     path = user_path(entry)
-    for folder, name in ((path, path.name), (path / "recording", path.name), (studies / entry / "recording", entry)):
+    for folder, name in (
+        (path, path.name),
+        (path / "recording", path.name),
+        (studies / entry / "recording", entry),
+    ):
         if (folder / "study.yaml").is_file():
             return path.parent.name if name == "recording" else name, read_recording(folder)
     if re.fullmatch(_RUN_ID, entry):
         with TemporaryDirectory() as temporary:
             study, folder = fetch_recording(entry, uri, Path(temporary))
             return study, read_recording(folder)
-    known = ", ".join(sorted(path.parent.parent.name for path in studies.glob("*/recording/study.yaml")))
+    known = ", ".join(
+        sorted(path.parent.parent.name for path in studies.glob("*/recording/study.yaml"))
+    )
     raise ConfigError(
-        f"warm_start: {entry}: is no study that has a recording in {studies} ({f'there are {known}' if known else 'there is none'}), "
-        f"no folder with study.yaml, and no id of an MLflow run; give one of these"
+        f"warm_start: {entry}: is no study that has a recording in {studies}"
+        f" ({f'there are {known}' if known else 'there is none'}), no folder with study.yaml, and"
+        " no id of an MLflow run; give one of these"
     )
 
 
@@ -71,7 +86,8 @@ def fetch_recording(run_id: str, uri: str | None, folder: Path) -> tuple[str, Pa
         The study's name, and the folder of its recording, inside ``folder``.
 
     Raises:
-        ConfigError: the store cannot be read, or the run does not exist, is not the study's own, or its study has not ended.
+        ConfigError: the store cannot be read, or the run does not exist, is not the study's own, or
+            its study has not ended.
     """
     preload()
     from autotune.tracking import mlflow_store  # noqa: PLC0415  # MLflow takes seconds to import
@@ -81,13 +97,27 @@ def fetch_recording(run_id: str, uri: str | None, folder: Path) -> tuple[str, Pa
         client = mlflow_store.open_store(uri, must_exist=True)
         run = mlflow_store.find_run(client, run_id)
         if run is None:
-            raise ConfigError(f"{where}: no such run in {without_secrets(uri)}; give the id of a study's run")
+            raise ConfigError(
+                f"{where}: no such run in {without_secrets(uri)}; give the id of a study's run"
+            )
         tags = run.data.tags
         if tags.get("autotune.phase") != "study":
             parent = tags.get("mlflow.parentRunId")
-            kind = f"is a run of study {tags['autotune.study']}, whose own is {parent}" if parent else "is none of a study"
+            kind = (
+                f"is a run of study {tags['autotune.study']}, whose own is {parent}"
+                if parent
+                else "is none of a study"
+            )
             raise ConfigError(f"{where}: {kind}; give the id of a study's run")
-        # A study that was taken up again and has not ended since still keeps its recording of before.
-        if run.info.status != "FINISHED" or "recording" not in {artifact.path for artifact in client.list_artifacts(run_id)}:
-            raise ConfigError(f"{where}: study {tags['autotune.study']} has not ended; give its folder, or end it first")
-        return tags["autotune.study"], Path(client.download_artifacts(run_id, "recording", str(folder)))
+        # A study that was taken up again and has not ended since still keeps its recording of
+        # before.
+        if run.info.status != "FINISHED" or "recording" not in {
+            artifact.path for artifact in client.list_artifacts(run_id)
+        }:
+            raise ConfigError(
+                f"{where}: study {tags['autotune.study']} has not ended; give its folder, or end it"
+                " first"
+            )
+        return tags["autotune.study"], Path(
+            client.download_artifacts(run_id, "recording", str(folder))
+        )

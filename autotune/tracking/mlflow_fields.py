@@ -1,7 +1,7 @@
 """The tags, params and metrics that MLflow receives about a run, as plain data.
 
-Users' dashboards rely on the fields' names, so they must not change. Values that MLflow would refuse are cut or left out here, so
-that one such value never costs a whole batch.
+Users' dashboards rely on the fields' names, so they must not change. Values that MLflow would
+refuse are cut or left out here, so that one such value never costs a whole batch.
 """
 
 import hashlib
@@ -20,7 +20,8 @@ MAX_TAG_CHARACTERS = 5000
 RUN_TAG, OUTCOME_TAG = "autotune.run", "autotune.outcome"
 """Tags of a child run: its name, as the study knows it, and its outcome."""
 INTERRUPTED = "INTERRUPTED"
-"""The ``autotune.outcome`` tag of a run whose driver ended before the run did; it is not a member of ``Outcome``."""
+"""The ``autotune.outcome`` tag of a run whose driver ended before the run did; it is not a
+member of ``Outcome``."""
 
 EVALUATION_METRICS = (
     "metric",
@@ -37,9 +38,17 @@ EVALUATION_METRICS = (
     "build_joules",
     "num_workers",
 )
-RESULT_METRICS = ("time_to_target_seconds", "score", "test_metric", "warm_seconds", "cold_seconds", "reused_build_seconds")
+RESULT_METRICS = (
+    "time_to_target_seconds",
+    "score",
+    "test_metric",
+    "warm_seconds",
+    "cold_seconds",
+    "reused_build_seconds",
+)
 STEP_METRIC = "train_seconds"
-"""The metric that every evaluation has, so that its history shows which evaluations MLflow holds."""
+"""The metric that every evaluation has, so that its history shows which evaluations MLflow
+holds."""
 
 
 class Point(NamedTuple):
@@ -89,30 +98,55 @@ def result_tags(trial: TrackedTrial, result: TrialResult) -> dict[str, str]:
     optional = {
         "autotune.cap_seconds": None if result.cap_seconds is None else repr(result.cap_seconds),
         "autotune.contention": result.contention,
-        "autotune.last_evaluation": None if last is None or last.outcome is None else str(last.outcome),
+        "autotune.last_evaluation": (
+            None if last is None or last.outcome is None else str(last.outcome)
+        ),
     }
     known = {key: value for key, value in optional.items() if value is not None}
-    return {OUTCOME_TAG: str(result.outcome), "autotune.fingerprint": fingerprint_of(trial, result), **known}
+    return {
+        OUTCOME_TAG: str(result.outcome),
+        "autotune.fingerprint": fingerprint_of(trial, result),
+        **known,
+    }
 
 
 def fingerprint_of(trial: TrackedTrial, result: TrialResult) -> str:
-    """A hash of twelve hexadecimal digits that is equal for runs of the same configuration and seed in the same environment."""
-    parts = {"fingerprint": plain(result.fingerprint), "config": plain(trial.config), "seed": trial.seed}
+    """A hash of twelve hexadecimal digits that is equal for runs of the same configuration and
+    seed in the same environment.
+    """
+    parts = {
+        "fingerprint": plain(result.fingerprint),
+        "config": plain(trial.config),
+        "seed": trial.seed,
+    }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def evaluation_points(evaluation: Evaluation, at: float, metric_name: str | None = None) -> list[Point]:
-    """The metrics of one evaluation; ``at`` is its Unix time. The target's metric is written as ``metric`` and by its own name.
+def evaluation_points(
+    evaluation: Evaluation, at: float, metric_name: str | None = None
+) -> list[Point]:
+    """The metrics of one evaluation; ``at`` is its Unix time.
 
-    A reported metric whose name is one of autotune's own fields, such as ``score``, gets a key with a hash.
+    The target's metric is written as ``metric`` and by its own name.
+
+    A reported metric whose name is one of autotune's own fields, such as ``score``, gets a key with
+    a hash.
     """
     values = {key: getattr(evaluation, key) for key in EVALUATION_METRICS}
     named = dict(evaluation.metrics)
     if metric_name not in (None, "metric"):
         named[str(metric_name)] = evaluation.metric
-    if math.isnan(evaluation.loss) and "loss" in named:  # the target's metric is the loss, and was not reported as such, too
+    # the target's metric is the loss, and was not reported as such, too
+    if math.isnan(evaluation.loss) and "loss" in named:
         values["loss"] = named.pop("loss")
-    values |= {hashed_key(key) if key in EVALUATION_METRICS or key in RESULT_METRICS else plain_key(key): named[key] for key in named}
+    values |= {
+        (
+            hashed_key(key)
+            if key in EVALUATION_METRICS or key in RESULT_METRICS
+            else plain_key(key)
+        ): named[key]
+        for key in named
+    }
     return list(_points(values.items(), at, evaluation.step))
 
 
@@ -123,7 +157,9 @@ def metric_name_of(trial: TrackedTrial) -> str | None:
 
 
 def evaluated_at(result: TrialResult, evaluation: Evaluation) -> float:
-    """Estimated Unix time of an evaluation that was not received live: the run's start plus the seconds of all phases until then."""
+    """Estimated Unix time of an evaluation that was not received live: the run's start plus the
+    seconds of all phases until then.
+    """
     spent = evaluation.spent_build_seconds + evaluation.warm_seconds + evaluation.evaluate_seconds
     return min(result.started_at + spent, result.stopped_at)
 
@@ -151,24 +187,32 @@ def study_points(metrics: Mapping[str, float], at: float) -> list[Point]:
 
 
 def _points(values: Iterable[tuple[str, float | None]], at: float, step: int) -> Iterator[Point]:
-    step = min(max(step, -(2**63)), 2**63 - 1)  # a database has no larger ones, and would refuse the run
-    # MLflow stores infinity as 1.8e308, which flattens every chart, so such values are left out; the outcome tag tells the reason.
+    # a database has no larger ones, and would refuse the run
+    step = min(max(step, -(2**63)), 2**63 - 1)
+    # MLflow stores infinity as 1.8e308, which flattens every chart, so such values are left out;
+    # the outcome tag tells the reason.
     for key, value in values:
         if value is not None and math.isfinite(value):
             yield Point(key, float(value), milliseconds(at), step)
 
 
 def params(values: Mapping[str, Any]) -> dict[str, str]:
-    """Values as MLflow params (see ``param_text``), so that values read back from a file give equal params."""
+    """Values as MLflow params (see ``param_text``), so that values read back from a file give
+    equal params.
+    """
     return {plain_key(key): param_text(value) for key, value in values.items()}
 
 
 def param_text(value: Any) -> str:
-    """One value as the text of an MLflow param, cut to ``MAX_PARAM_CHARACTERS``: JSON, and text unchanged unless it could be read as JSON.
+    """One value as the text of an MLflow param, cut to ``MAX_PARAM_CHARACTERS``: JSON, and text
+    unchanged unless it could be read as JSON.
 
     The number 1 is ``1`` and the text ``"1"``, with quotes.
     """
-    return _cut(value if isinstance(value, str) and not _is_json(value) else json.dumps(plain(value)), MAX_PARAM_CHARACTERS)
+    return _cut(
+        value if isinstance(value, str) and not _is_json(value) else json.dumps(plain(value)),
+        MAX_PARAM_CHARACTERS,
+    )
 
 
 def _is_json(text: str) -> bool:
@@ -192,9 +236,11 @@ _LOOKS_HASHED = re.compile(rf"-[0-9a-f]{{{_HASH_DIGITS}}}\Z")
 
 
 def plain_key(key: str) -> str:
-    """A key that MLflow accepts, another one for every name: the name itself where that will do, else what can be kept of it and a hash.
+    """A key that MLflow accepts, another one for every name: the name itself where that will do,
+    else what can be kept of it and a hash.
 
-    MLflow refuses characters, more than 250 of them, and what is no plain relative path, such as ``..`` or ``/loss``.
+    MLflow refuses characters, more than 250 of them, and what is no plain relative path, such as
+    ``..`` or ``/loss``.
     """
     is_path = posixpath.normpath(key) == key and key != "." and not key.startswith(("..", "/"))
     is_plain = is_path and len(key) <= _MAX_KEY_CHARACTERS and not _REPLACED.search(key)
@@ -213,7 +259,9 @@ def _hash(text: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value as mappings with text keys, lists, numbers and text, which JSON and YAML can store."""
+    """A value as mappings with text keys, lists, numbers and text, which JSON and YAML can
+    store.
+    """
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -224,12 +272,17 @@ def plain(value: Any) -> Any:
 
 
 def storable(text: str) -> str:
-    """A text as databases and files take it: escapes stand for characters that UTF-8 does not have, and for NUL."""
+    """A text as databases and files take it: escapes stand for characters that UTF-8 does not
+    have, and for NUL.
+    """
     return text.replace("\0", "\\x00").encode(errors="backslashreplace").decode()
 
 
 def _cut(text: str, max_characters: int) -> str:
-    """A text of at most that many characters; the end of one that is cut tells it from others that begin alike."""
+    """A text of at most that many characters.
+
+    The end of one that is cut tells it from others that begin alike.
+    """
     text = storable(text)
     if len(text) <= max_characters:
         return text

@@ -1,4 +1,6 @@
-"""Writes a study to MLflow: an MLflow experiment for each experiment, a parent run per study, a child run per trial or confirmation run."""
+"""Writes a study to MLflow: an MLflow experiment for each experiment, a parent run per study, a
+child run per trial or confirmation run.
+"""
 
 import logging
 import math
@@ -13,7 +15,8 @@ from autotune.tracking.tracker import StudyEnd, StudyInfo, TrackedTrial
 
 LOGGER = logging.getLogger("autotune.tracking")
 WRITE_EVERY_SECONDS = 5.0
-"""Least seconds between writes of a running trial; a trial that ends before its first write is written all at once."""
+"""Least seconds between writes of a running trial; a trial that ends before its first write is
+written all at once."""
 _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "8",
@@ -21,35 +24,52 @@ _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
-"""Defaults of MLflow's environment variables: short timeouts, since failed writes are tried again, no telemetry and less output."""
+"""Defaults of MLflow's environment variables: short timeouts, since failed writes are tried
+again, no telemetry and less output."""
 
 
 def preload() -> None:
-    """Import MLflow, which takes seconds, with defaults for those of its environment variables that the user did not set."""
+    """Import MLflow, which takes seconds, with defaults for those of its environment variables
+    that the user did not set.
+    """
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
-    import autotune.tracking.mlflow_runs  # noqa: F401, PLC0415  # MLflow reads its environment while it is imported
+    # MLflow reads its environment while it is imported
+    import autotune.tracking.mlflow_runs  # noqa: F401, PLC0415
 
 
 class MlflowTracker:
     """Tracker that writes a study to an MLflow store.
 
     Args:
-        uri: of the store; if None, MLFLOW_TRACKING_URI of the environment, else ``mlflow.db`` in the working folder.
-        log_model: whether a study's run gets the trained model of the configuration that it exports, as an MLflow model.
+        uri: of the store; if None, MLFLOW_TRACKING_URI of the environment, else ``mlflow.db`` in
+            the working folder.
+        log_model: whether a study's run gets the trained model of the configuration that it
+            exports, as an MLflow model.
         close_seconds: longest time that writing may take once the study has ended.
 
     Raises:
-        ConfigError: the store does not answer, ``close_seconds`` is no number from 0, or ``log_model`` is neither true nor false.
+        ConfigError: the store does not answer, ``close_seconds`` is no number from 0, or
+            ``log_model`` is neither true nor false.
     """
 
-    def __init__(self, info: StudyInfo, *, uri: str | None = None, log_model: bool = True, close_seconds: float = 300.0) -> None:
+    def __init__(
+        self,
+        info: StudyInfo,
+        *,
+        uri: str | None = None,
+        log_model: bool = True,
+        close_seconds: float = 300.0,
+    ) -> None:
         if not isinstance(close_seconds, int | float) or not 0 <= close_seconds < math.inf:
-            raise ConfigError(f"tracking.close_seconds: found {close_seconds}; give a number from 0")
+            raise ConfigError(
+                f"tracking.close_seconds: found {close_seconds}; give a number from 0"
+            )
         if not isinstance(log_model, bool):
             raise ConfigError(f"tracking.log_model: found {log_model}; give true or false")
         preload()
-        from autotune.tracking.mlflow_runs import MlflowRuns  # noqa: PLC0415  # MLflow takes seconds to import
+        # MLflow takes seconds to import
+        from autotune.tracking.mlflow_runs import MlflowRuns  # noqa: PLC0415
 
         self._store, self._logs_model = MlflowRuns(info, uri), log_model
         self.page = self._store.page
@@ -64,7 +84,9 @@ class MlflowTracker:
         self._open(trial)
 
     def evaluate(self, name: str, evaluation: Evaluation) -> None:
-        """Write an evaluation of the run ``name``, with the current time, unless the run was written just before."""
+        """Write an evaluation of the run ``name``, with the current time, unless the run was
+        written just before.
+        """
         if (run := self._runs.get(name)) is not None:
             run.add(evaluation, time.time())
             if time.monotonic() - run.written_at >= WRITE_EVERY_SECONDS:
@@ -89,18 +111,25 @@ class MlflowTracker:
         del self._runs[trial.name]
 
     def close(self, end: StudyEnd) -> None:
-        """Write and interrupt every open run, write the study's end, and its model, if there is one."""
+        """Write and interrupt every open run, write the study's end, and its model, if there is
+        one.
+        """
         try:
             for run in self._runs.values():
                 self._write(run)
-        except Exception as error:  # noqa: BLE001  # the study's own end must not depend on one run that the store refuses
+        # the study's own end must not depend on one run that the store refuses
+        except Exception as error:  # noqa: BLE001
             LOGGER.info("an open run is not written: %s", error)
         self._store.close(end)
         if end.make_model is not None and self._logs_model:
             try:
                 self._store.log_model(*end.make_model())
-            except Exception as error:  # noqa: BLE001  # a model of any kind, which torch may refuse to export in as many ways
-                LOGGER.warning("MLflow has no model of the best configuration (%s)", " ".join(str(error).split())[:200])
+            # a model of any kind, which torch may refuse to export in as many ways
+            except Exception as error:  # noqa: BLE001
+                LOGGER.warning(
+                    "MLflow has no model of the best configuration (%s)",
+                    " ".join(str(error).split())[:200],
+                )
 
     def _open(self, trial: TrackedTrial) -> "_Run":
         """The record of a run, which goes on where an earlier process left it."""
@@ -133,4 +162,6 @@ class _Run:
         """Add the metrics of an evaluation that is not known yet; ``at`` is its Unix time."""
         if evaluation.step not in self.steps:
             self.steps.add(evaluation.step)
-            self.points += fields.evaluation_points(evaluation, at, fields.metric_name_of(self.trial))
+            self.points += fields.evaluation_points(
+                evaluation, at, fields.metric_name_of(self.trial)
+            )

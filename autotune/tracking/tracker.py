@@ -1,7 +1,9 @@
-"""The interface of an experiment tracker: a protocol of four methods, and the records that they take.
+"""The interface of an experiment tracker: a protocol of four methods, and the records that they
+take.
 
-A tracker only receives data: nothing in a study depends on what it keeps, so the search is the same if it is slow or absent. It is
-made by ``tracker_class(info)``, and is called by one thread (``writer.py``), which tells it of the runs that it lacks, too.
+A tracker only receives data: nothing in a study depends on what it keeps, so the search is the same
+if it is slow or absent. It is made by ``tracker_class(info)``, and is called by one thread
+(``writer.py``), which tells it of the runs that it lacks, too.
 """
 
 import os
@@ -25,7 +27,8 @@ class StudyInfo:
     kind: str
     """What is tracked: ``study`` or ``comparison``."""
     workload: str
-    """Model and data set, such as ``simple_cnn-digits``; studies of the same workload can be compared."""
+    """Model and data set, such as ``simple_cnn-digits``; studies of the same workload can be
+    compared."""
     experiment: str
     folder: str
     """Folder of the study's files; folder and ``name`` together identify a study."""
@@ -35,7 +38,8 @@ class StudyInfo:
     parameters: Sequence[str] = ()
     """Config keys of the search space; empty where nothing is searched."""
     baseline: Mapping[str, Any] = field(default_factory=dict)
-    """Values of the baseline by config key, as ``TrackedTrial.values``; empty if the search space does not contain it."""
+    """Values of the baseline by config key, as ``TrackedTrial.values``; empty if the search
+    space does not contain it."""
     is_resumed: bool = False
     """Whether runs of the study have ended before the tracker is made."""
 
@@ -45,7 +49,9 @@ class StudyInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedTrial:
-    """One run of a study: a search trial, one confirmation run of a trial's configuration, or one run of a comparison."""
+    """One run of a study: a search trial, one confirmation run of a trial's configuration, or
+    one run of a comparison.
+    """
 
     name: str
     """Name of the run, unique within the study, such as ``trial-7``, ``confirm-7-1`` or ``a-1``."""
@@ -62,7 +68,8 @@ class TrackedTrial:
     started_at: float
     """Unix time at which the run started."""
     retry_of: int | None = None
-    """Number of an earlier, lost or interrupted trial of the same configuration that this one repeats; else None."""
+    """Number of an earlier, lost or interrupted trial of the same configuration that this one
+    repeats; else None."""
 
     def __post_init__(self) -> None:
         _hide_secrets(self, "values", "overrides")
@@ -84,15 +91,23 @@ _MAX_NAME_CHARACTERS = 60
 
 
 def display_name(trial: TrackedTrial, baseline: Mapping[str, Any]) -> str:
-    """A name that tells a study's runs apart at a glance: the run, and which of its values are not the baseline's.
+    """A name that tells a study's runs apart at a glance: the run, and which of its values are not
+    the baseline's.
 
-    Keys lose the leading parts that tell none of the run's keys apart: ``12: optimizer=adamw, lr=0.003``. Values that would make the name
-    longer than 60 characters are only counted. Runs of a comparison have their plain names, which say their side.
+    Keys lose the leading parts that tell none of the run's keys apart: ``12: optimizer=adamw,
+    lr=0.003``. Values that would make the name longer than 60 characters are only counted. Runs of
+    a comparison have their plain names, which say their side.
     """
     if trial.phase not in ("search", "confirm"):
         return trial.name
-    different = {key: value for key, value in trial.values.items() if key not in baseline or value != baseline[key]}
-    parts = [f"{_short_key(key, trial.values)}={_short_value(value)}" for key, value in different.items()] or ["baseline"]
+    different = {
+        key: value
+        for key, value in trial.values.items()
+        if key not in baseline or value != baseline[key]
+    }
+    parts = [
+        f"{_short_key(key, trial.values)}={_short_value(value)}" for key, value in different.items()
+    ] or ["baseline"]
     begin = trial.name.removeprefix("trial-")
     for num_shown in range(len(parts), -1, -1):
         rest = [f"+{len(parts) - num_shown}"] if num_shown < len(parts) else []
@@ -106,7 +121,14 @@ def _short_key(key: str, keys: Collection[str]) -> str:
     """The last parts of a dotted key, as few as no other key ends with."""
     parts = key.split(".")
     endings = (".".join(parts[begin:]) for begin in range(len(parts) - 1, 0, -1))
-    return next((ending for ending in endings if not any(f".{other}".endswith(f".{ending}") for other in keys if other != key)), key)
+    return next(
+        (
+            ending
+            for ending in endings
+            if not any(f".{other}".endswith(f".{ending}") for other in keys if other != key)
+        ),
+        key,
+    )
 
 
 def _short_value(value: Any) -> str:
@@ -114,7 +136,8 @@ def _short_value(value: Any) -> str:
 
 
 FinishedRun = tuple[TrackedTrial, TrialResult, float | None]
-"""A run that has ended, its result, and its score; the score is None if the objective gives none."""
+"""A run that has ended, its result, and its score; the score is None if the objective gives
+none."""
 
 
 class BestScore(NamedTuple):
@@ -139,14 +162,19 @@ class StudyEnd:
     best_scores: Sequence[BestScore] = ()
     """One for each trial that improved on those before, and one for the last trial."""
     make_model: Callable[[], tuple[Any, Any]] | None = None
-    """Makes the trained model of the best configuration, a ``torch.nn.Module``, and a batch of its inputs; None if there is none."""
+    """Makes the trained model of the best configuration, a ``torch.nn.Module``, and a batch of
+    its inputs; None if there is none."""
 
 
 class Tracker(Protocol):
-    """Contract of ``tracking:`` in the configuration. Its methods may raise any error: the study goes on, and the run is told again."""
+    """Contract of ``tracking:`` in the configuration.
+
+    Its methods may raise any error: the study goes on, and the run is told again.
+    """
 
     complete: Set[str]
-    """Names of the runs that the tracker holds as a whole; any other run that has ended is told again by ``finish`` alone."""
+    """Names of the runs that the tracker holds as a whole; any other run that has ended is told
+    again by ``finish`` alone."""
 
     def start(self, trial: TrackedTrial) -> None:
         """Called when a run is handed to a worker."""
@@ -157,7 +185,9 @@ class Tracker(Protocol):
         ...
 
     def finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
-        """Called when a run has ended, even one for which ``start`` was not called, or not all evaluations were told."""
+        """Called when a run has ended, even one for which ``start`` was not called, or not all
+        evaluations were told.
+        """
         ...
 
     def close(self, end: StudyEnd) -> None:
@@ -196,7 +226,9 @@ def confirmation_name(trial: int, round_number: int) -> str:
 
 
 def browse_command(tracking: Mapping[str, Any], studies: str) -> str | None:
-    """The command or the server address that shows the tracked runs; None for a tracker that is not part of autotune.
+    """The command or the server address that shows the tracked runs.
+
+    None for a tracker that is not part of autotune.
 
     Args:
         tracking: the ``tracking`` node of the configuration.
@@ -206,11 +238,18 @@ def browse_command(tracking: Mapping[str, Any], studies: str) -> str | None:
         return f"tensorboard --logdir {shlex.quote(studies)}"
     if tracking["_target_"].endswith(".WandbTracker"):
         offline = f"wandb sync {shlex.quote(studies)}/*/wandb/offline-run-*"
-        return {"offline": offline, "online": os.environ.get("WANDB_BASE_URL", "https://wandb.ai")}.get(tracking["mode"])
+        return {
+            "offline": offline,
+            "online": os.environ.get("WANDB_BASE_URL", "https://wandb.ai"),
+        }.get(tracking["mode"])
     if "uri" not in tracking:
         return None
     uri = tracking["uri"] or os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
         return "mlflow ui"
     shown_uri = without_secrets(uri)
-    return shown_uri if uri.startswith(("http://", "https://")) else f"mlflow ui --backend-store-uri {shlex.quote(shown_uri)}"
+    return (
+        shown_uri
+        if uri.startswith(("http://", "https://"))
+        else f"mlflow ui --backend-store-uri {shlex.quote(shown_uri)}"
+    )

@@ -1,7 +1,9 @@
-"""Writes a study to Weights & Biases: a group of runs for each study, one run a trial or confirmation run, and one of the study itself.
+"""Writes a study to Weights & Biases: a group of runs for each study, one run a trial or
+confirmation run, and one of the study itself.
 
-The runs' files lie in ``wandb/`` in the study's own folder, also while they are uploaded. A run that W&B could not take, since its service
-was killed, its server is gone or the disk is full, is written anew as a whole when the study ends, or when it is taken up again.
+The runs' files lie in ``wandb/`` in the study's own folder, also while they are uploaded. A run
+that W&B could not take, since its service was killed, its server is gone or the disk is full, is
+written anew as a whole when the study ends, or when it is taken up again.
 """
 
 import hashlib
@@ -28,7 +30,8 @@ MODES: tuple[Literal["offline", "online", "disabled"], ...] = ("offline", "onlin
 _ENDED = "ended"
 """File in the folder of a run that is written as a whole; it has the run's name."""
 _LOGIN_SECONDS, _INIT_SECONDS, _FINISH_SECONDS = 10, 20.0, 60.0
-"""How long W&B may take to check the key, and to begin and to end the upload of a run; the rest is left to ``wandb sync``."""
+"""How long W&B may take to check the key, and to begin and to end the upload of a run; the rest
+is left to ``wandb sync``."""
 
 
 class WandbTracker:
@@ -39,27 +42,42 @@ class WandbTracker:
         project: of the runs; if None, WANDB_PROJECT of the environment, else the experiment's name.
 
     Raises:
-        ConfigError: wandb is not installed, the mode is not one of ``MODES``, the project is no text, the server does not take the user's
-            key, or the study's folder cannot be written.
+        ConfigError: wandb is not installed, the mode is not one of ``MODES``, the project is no
+            text, the server does not take the user's key, or the study's folder cannot be written.
     """
 
-    def __init__(self, info: StudyInfo, *, mode: str = "offline", project: str | None = None) -> None:
+    def __init__(
+        self, info: StudyInfo, *, mode: str = "offline", project: str | None = None
+    ) -> None:
         try:
             import wandb  # noqa: PLC0415  # an extra of the package
         except ImportError as error:
-            raise ConfigError("tracking=wandb: needs wandb; pip install 'autotune[wandb]'") from error
+            raise ConfigError(
+                "tracking=wandb: needs wandb; pip install 'autotune[wandb]'"
+            ) from error
         if mode not in MODES:
-            raise ConfigError(f"tracking.mode: found {mode!r}, accepted is one of {', '.join(MODES)}")
+            raise ConfigError(
+                f"tracking.mode: found {mode!r}, accepted is one of {', '.join(MODES)}"
+            )
         if not isinstance(project, str | None):
-            raise ConfigError(f"tracking.project: found {project}; accepted is the name of a project")
+            raise ConfigError(
+                f"tracking.project: found {project}; accepted is the name of a project"
+            )
         if mode == "online":
             try:
                 wandb.login(verify=True, timeout=_LOGIN_SECONDS)
             except wandb.Error as error:
-                raise ConfigError(f"tracking.mode=online: {str(error).splitlines()[0]} (tracking.mode=offline needs no server)") from error
-        logging.getLogger("wandb").setLevel(logging.CRITICAL)  # its tracebacks of a lost service or a full disk flood the terminal
+                raise ConfigError(
+                    f"tracking.mode=online: {str(error).splitlines()[0]} (tracking.mode=offline"
+                    " needs no server)"
+                ) from error
+        # its tracebacks of a lost service or a full disk flood the terminal
+        logging.getLogger("wandb").setLevel(logging.CRITICAL)
         self._wandb, self._info, self._mode = wandb, info, mode
-        self._project = project or os.environ.get("WANDB_PROJECT") or info.experiment.replace("/", "_")  # which it accepts in no name
+        # which it accepts in no name
+        self._project = (
+            project or os.environ.get("WANDB_PROJECT") or info.experiment.replace("/", "_")
+        )
         self._folder = Path(info.folder) / "wandb"
         self._study_id = self._read_study_id()
         self._runs: dict[str, _OpenRun] = {}
@@ -79,13 +97,17 @@ class WandbTracker:
                 self._evaluate(name, evaluation)
 
     def finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
-        """Write the run's missing evaluations, its result and a tag that says how it ended, and end it."""
+        """Write the run's missing evaluations, its result and a tag that says how it ended, and
+        end it.
+        """
         with self._cleared_by_faults():
             self._finish(trial, result, score)
         self.complete.add(trial.name)
 
     def close(self, end: StudyEnd) -> None:
-        """End every open run as interrupted, and write the study's own run: best scores, metrics, tags and files."""
+        """End every open run as interrupted, and write the study's own run: best scores,
+        metrics, tags and files.
+        """
         with self._cleared_by_faults():
             while self._runs:
                 _, opened = self._runs.popitem()
@@ -94,11 +116,14 @@ class WandbTracker:
 
     @contextmanager
     def _cleared_by_faults(self) -> Iterator[None]:
-        """Context after whose errors W&B begins anew: its service, its server or the disk has failed, and the open runs are lost."""
+        """Context after whose errors W&B begins anew: its service, its server or the disk has
+        failed, and the open runs are lost.
+        """
         try:
             yield
         except Exception:
-            self._mode = "offline" if self._mode == "online" else self._mode  # no run waits for a server that is gone: wandb sync uploads
+            # no run waits for a server that is gone: wandb sync uploads
+            self._mode = "offline" if self._mode == "online" else self._mode
             self._runs.clear()
             with suppress(Exception):
                 self._wandb.teardown()  # the next run starts a new service
@@ -135,7 +160,9 @@ class WandbTracker:
     def _write_study(self, end: StudyEnd) -> None:
         tags = {**fields.study_tags(self._info, str(self._folder.parent.resolve())), **end.tags}
         notes = tags.pop("autotune.description", None)
-        run = self._begin("", self._info.name, self._info.kind, {**self._info.settings, **tags}, notes)
+        run = self._begin(
+            "", self._info.name, self._info.kind, {**self._info.settings, **tags}, notes
+        )
         for best in end.best_scores:
             run.log({"best_score": best.score}, step=best.num_ended)
         _summarise(run, fields.study_points(end.metrics, time.time()))
@@ -143,7 +170,14 @@ class WandbTracker:
             run.save(path / "*" if path.is_dir() else path, base_path=path.parent, policy="end")
         _end(run, end.status, is_success=end.status == "FINISHED")
 
-    def _begin(self, name: str, shown_name: str, job_type: str, config: Mapping[str, Any], notes: str | None = None) -> "Run":
+    def _begin(
+        self,
+        name: str,
+        shown_name: str,
+        job_type: str,
+        config: Mapping[str, Any],
+        notes: str | None = None,
+    ) -> "Run":
         for folder in self._folders(name):
             shutil.rmtree(folder)  # of a run that was not written as a whole, and now is
         settings = self._wandb.Settings(
@@ -179,7 +213,9 @@ class WandbTracker:
         return list(self._folder.glob(f"*run-*-{self._run_id(name)}*"))
 
     def _read_study_id(self) -> str:
-        """A random id of the study, kept in its folder: W&B never takes the id of a deleted run again, so that names do not suffice."""
+        """A random id of the study, kept in its folder: W&B never takes the id of a deleted run
+        again, so that names do not suffice.
+        """
         file = self._folder / "study_id"
         try:
             if not file.exists():

@@ -1,14 +1,16 @@
 """Augmentation of training batches on the device: changes the inputs before the model sees them.
 
-Contract of ``augmentation:`` in the configuration: ``augment(inputs, samples=..., epoch=..., progress=...)`` returns the inputs
-that the model is given. ``inputs`` ``[batch, ...]`` are on the device and already transformed; ``samples`` ``[batch]`` (int64) are
-their indices in the training split; ``epoch`` counts from 0; ``progress`` is the fraction of the schedule done, from 0 to below 1.
-A class is instantiated once per training, and receives ``num_samples`` of the training split and ``device`` if its signature names
-them. If the shape of its output changes during training, its attribute ``new_shapes_at`` lists the progress of every change: each
-shape is warmed up before the training clock starts.
+Contract of ``augmentation:`` in the configuration: ``augment(inputs, samples=..., epoch=...,
+progress=...)`` returns the inputs that the model is given. ``inputs`` ``[batch, ...]`` are on the
+device and already transformed; ``samples`` ``[batch]`` (int64) are their indices in the training
+split; ``epoch`` counts from 0; ``progress`` is the fraction of the schedule done, from 0 to below
+1. A class is instantiated once per training, and receives ``num_samples`` of the training split and
+``device`` if its signature names them. If the shape of its output changes during training, its
+attribute ``new_shapes_at`` lists the progress of every change: each shape is warmed up before the
+training clock starts.
 
-Every augmentation here runs a fixed number of device operations for any batch and reads nothing back from the device. Random
-numbers come from torch's global generators, which the training seeds.
+Every augmentation here runs a fixed number of device operations for any batch and reads nothing
+back from the device. Random numbers come from torch's global generators, which the training seeds.
 """
 
 from collections.abc import Sequence
@@ -29,27 +31,33 @@ def unchanged(inputs: Tensor, *, samples: Tensor, epoch: int, progress: float) -
 
 
 class ImageAugmentation:
-    """Flips, shifts, jitters, cuts and scales images ``[batch, channels, height, width]``, in this order.
+    """Flips, shifts, jitters, cuts and scales images ``[batch, channels, height, width]``, in this
+    order.
 
-    ``flip`` mirrors images left to right: ``random`` mirrors each image with probability 0.5; ``alternating`` mirrors one random
-    half of the training split in even epochs and the other half in odd epochs, so that each pair of epochs shows every image once
-    in each orientation. ``shift`` is the largest number of pixels by which an image moves in each direction; the image's own
-    reflection fills the gap. ``brightness`` b adds to each image one number drawn uniformly from -b to b; ``contrast`` c multiplies
-    each image by one number drawn uniformly from 1 - c to 1 + c. ``cutout`` is the side in pixels of a square, wholly inside the
-    image, that is set to 0, the mean of standardised images.
+    ``flip`` mirrors images left to right: ``random`` mirrors each image with probability 0.5;
+    ``alternating`` mirrors one random half of the training split in even epochs and the other half
+    in odd epochs, so that each pair of epochs shows every image once in each orientation. ``shift``
+    is the largest number of pixels by which an image moves in each direction; the image's own
+    reflection fills the gap. ``brightness`` b adds to each image one number drawn uniformly from -b
+    to b; ``contrast`` c multiplies each image by one number drawn uniformly from 1 - c to 1 + c.
+    ``cutout`` is the side in pixels of a square, wholly inside the image, that is set to 0, the
+    mean of standardised images.
 
-    ``resolutions`` is a list of ``[from, pixels]``: from that progress on, images are scaled to a height of ``pixels``, and their
-    width in proportion. Null pixels mean the full size, and the last entry must have them: norm layers take their statistics
-    from the last batches. Before the first entry, or with an empty list, images keep their size.
+    ``resolutions`` is a list of ``[from, pixels]``: from that progress on, images are scaled to a
+    height of ``pixels``, and their width in proportion. Null pixels mean the full size, and the
+    last entry must have them: norm layers take their statistics from the last batches. Before the
+    first entry, or with an empty list, images keep their size.
 
     The memory format of the inputs, contiguous or channels-last, is kept.
 
-    Source: cutout: DeVries & Taylor, "Improved Regularization of Convolutional Neural Networks with Cutout" (2017), here wholly
-    inside the image. Alternating flip: Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU" (2024), section 3.6, here by a
-    drawn half instead of a hash of the index. Progressive resolution: Howard's DAWNBench entry for ImageNet (fast.ai, 2018).
+    Source: cutout: DeVries & Taylor, "Improved Regularization of Convolutional Neural Networks with
+    Cutout" (2017), here wholly inside the image. Alternating flip: Jordan, "94% on CIFAR-10 in 3.29
+    Seconds on a Single GPU" (2024), section 3.6, here by a drawn half instead of a hash of the
+    index. Progressive resolution: Howard's DAWNBench entry for ImageNet (fast.ai, 2018).
 
     Raises:
-        ConfigError: a setting is out of range; when called, the inputs are not images, or are too small for a setting.
+        ConfigError: a setting is out of range; when called, the inputs are not images, or are too
+            small for a setting.
     """
 
     def __init__(
@@ -66,22 +74,38 @@ class ImageAugmentation:
     ) -> None:
         if flip not in FLIPS:
             raise ConfigError(f"augmentation.flip: found {flip!r}, accepted are {', '.join(FLIPS)}")
-        for key, value in {"shift": shift, "brightness": brightness, "contrast": contrast, "cutout": cutout}.items():
+        for key, value in {
+            "shift": shift,
+            "brightness": brightness,
+            "contrast": contrast,
+            "cutout": cutout,
+        }.items():
             if value < 0:
                 raise ConfigError(f"augmentation.{key}: found {value}, accepted are numbers from 0")
         self._flip, self._shift, self._cutout = flip, shift, cutout
         self._brightness, self._contrast = brightness, contrast
         self._resolutions = _checked_resolutions(resolutions)
         self.new_shapes_at = [start for start, _ in self._resolutions]
-        self._first_half = torch.randperm(num_samples, device=device) % 2 == 0 if flip == "alternating" else None
+        self._first_half = (
+            torch.randperm(num_samples, device=device) % 2 == 0 if flip == "alternating" else None
+        )
 
     def __call__(self, inputs: Tensor, *, samples: Tensor, epoch: int, progress: float) -> Tensor:
-        """The augmented images; ``progress`` selects their height and width, batch size and number of channels stay the same."""
+        """The augmented images.
+
+        ``progress`` selects their height and width, batch size and number of channels stay the
+        same.
+        """
         if inputs.ndim != 4:
-            raise ConfigError(f"augmentation: inputs are {list(inputs.shape)}, accepted are images [batch, channels, height, width]")
+            raise ConfigError(
+                f"augmentation: inputs are {list(inputs.shape)}, accepted are images [batch,"
+                " channels, height, width]"
+            )
         memory_format = torch.channels_last if is_channels_last(inputs) else torch.contiguous_format
         moved = self._flipped_and_shifted(inputs, self._flip_mask(samples, epoch))
-        return self._scaled(self._cut(self._jittered(moved)), progress).contiguous(memory_format=memory_format)
+        return self._scaled(self._cut(self._jittered(moved)), progress).contiguous(
+            memory_format=memory_format
+        )
 
     def _flip_mask(self, samples: Tensor, epoch: int) -> Tensor | None:
         """Mask of the images to mirror, ``[batch]`` bool; None to mirror no image."""
@@ -93,20 +117,31 @@ class ImageAugmentation:
         return in_first_half if epoch % 2 == 0 else ~in_first_half
 
     def _flipped_and_shifted(self, inputs: Tensor, flip_mask: Tensor | None) -> Tensor:
-        """Mirror and then shift images in a single gather, by computing for each result pixel the index of its source pixel."""
+        """Mirror and then shift images in a single gather, by computing for each result pixel
+        the index of its source pixel.
+        """
         if flip_mask is None and self._shift == 0:
             return inputs
         batch, _, height, width = inputs.shape
-        rows, columns = (self._source_pixels(batch, length, inputs.device) for length in (height, width))
+        rows, columns = (
+            self._source_pixels(batch, length, inputs.device) for length in (height, width)
+        )
         if flip_mask is not None:
             columns = torch.where(flip_mask[:, None], width - 1 - columns, columns)
         pixels = (rows[:, :, None] * width + columns[:, None, :]).view(batch, 1, height * width)
-        return inputs.flatten(2).gather(2, pixels.expand(-1, inputs.shape[1], -1)).view(inputs.shape)
+        return (
+            inputs.flatten(2).gather(2, pixels.expand(-1, inputs.shape[1], -1)).view(inputs.shape)
+        )
 
     def _source_pixels(self, batch: int, length: int, device: torch.device) -> Tensor:
-        """Index of the source pixel for each pixel along one side of each shifted image, ``[batch, length]`` int64."""
+        """Index of the source pixel for each pixel along one side of each shifted image,
+        ``[batch, length]`` int64.
+        """
         if self._shift >= length:
-            raise ConfigError(f"augmentation.shift: found {self._shift}, accepted is below the images' {length} pixels")
+            raise ConfigError(
+                f"augmentation.shift: found {self._shift}, accepted is below the images' {length}"
+                " pixels"
+            )
         pixels = torch.arange(length, device=device)
         if self._shift == 0:
             return pixels.expand(batch, length)
@@ -125,13 +160,22 @@ class ImageAugmentation:
             return inputs
         height, width = inputs.shape[2:]
         if self._cutout > min(height, width):
-            raise ConfigError(f"augmentation.cutout: found {self._cutout}, accepted is up to the images' {min(height, width)} pixels")
-        rows, columns = (self._cutout_mask(len(inputs), length, inputs.device) for length in (height, width))
+            raise ConfigError(
+                f"augmentation.cutout: found {self._cutout}, accepted is up to the images'"
+                f" {min(height, width)} pixels"
+            )
+        rows, columns = (
+            self._cutout_mask(len(inputs), length, inputs.device) for length in (height, width)
+        )
         return inputs.masked_fill(rows[:, None, :, None] & columns[:, None, None, :], 0.0)
 
     def _cutout_mask(self, batch: int, length: int, device: torch.device) -> Tensor:
-        """Mask of the pixels along one side that each image's cutout square covers, ``[batch, length]`` bool."""
-        from_first = torch.arange(length, device=device) - torch.randint(length - self._cutout + 1, (batch, 1), device=device)
+        """Mask of the pixels along one side that each image's cutout square covers, ``[batch,
+        length]`` bool.
+        """
+        from_first = torch.arange(length, device=device) - torch.randint(
+            length - self._cutout + 1, (batch, 1), device=device
+        )
         return (from_first >= 0) & (from_first < self._cutout)
 
     def _scaled(self, inputs: Tensor, progress: float) -> Tensor:
@@ -143,8 +187,13 @@ class ImageAugmentation:
             return inputs
         height, width = inputs.shape[2:]
         if pixels >= height:
-            raise ConfigError(f"augmentation.resolutions: found {pixels} pixels, accepted is below the images' {height}")
-        return functional.interpolate(inputs, size=(pixels, max(1, round(width * pixels / height))), mode="bilinear")
+            raise ConfigError(
+                f"augmentation.resolutions: found {pixels} pixels, accepted is below the images'"
+                f" {height}"
+            )
+        return functional.interpolate(
+            inputs, size=(pixels, max(1, round(width * pixels / height))), mode="bilinear"
+        )
 
 
 def _uniform(inputs: Tensor) -> Tensor:
@@ -152,21 +201,32 @@ def _uniform(inputs: Tensor) -> Tensor:
     return 2 * torch.rand(len(inputs), 1, 1, 1, device=inputs.device, dtype=inputs.dtype) - 1
 
 
-def _checked_resolutions(resolutions: Sequence[Sequence[float | None]]) -> list[tuple[float, int | None]]:
+def _checked_resolutions(
+    resolutions: Sequence[Sequence[float | None]],
+) -> list[tuple[float, int | None]]:
     """The entries of ``resolutions`` as pairs of start progress and pixels.
 
     Raises:
         ConfigError: an entry is malformed or out of order, or the last one is not at the full size.
     """
-    accepted = "accepted is a list of [from progress, pixels], rising from 0 and below 1, the last of them with null pixels: the full size"
+    accepted = (
+        "accepted is a list of [from progress, pixels], rising from 0 and below 1, the last of them"
+        " with null pixels: the full size"
+    )
     stages: list[tuple[float, int | None]] = []
     min_start = 0.0
     for entry in resolutions:
         start, pixels = entry if isinstance(entry, Sequence) and len(entry) == 2 else (None, None)
-        if start is None or not min_start <= start < 1 or not (pixels is None or (pixels >= 1 and pixels == int(pixels))):
+        if (
+            start is None
+            or not min_start <= start < 1
+            or not (pixels is None or (pixels >= 1 and pixels == int(pixels)))
+        ):
             raise ConfigError(f"augmentation.resolutions: found {entry}, {accepted}")
         stages.append((start, None if pixels is None else int(pixels)))
         min_start = start
     if stages and stages[-1][1] is not None:
-        raise ConfigError(f"augmentation.resolutions: the last is {stages[-1][1]} pixels, {accepted}")
+        raise ConfigError(
+            f"augmentation.resolutions: the last is {stages[-1][1]} pixels, {accepted}"
+        )
     return stages

@@ -1,7 +1,7 @@
 """Averages of the weights over a training, evaluated and saved in place of the last weights.
 
-Contract: ``average(model, total_steps)`` returns None, or an object with the methods of ``ExponentialMovingAverage``, which is updated
-after every optimizer step.
+Contract: ``average(model, total_steps)`` returns None, or an object with the methods of
+``ExponentialMovingAverage``, which is updated after every optimizer step.
 """
 
 import copy
@@ -18,7 +18,14 @@ def none(model: torch.nn.Module, total_steps: int) -> None:
     """No average: the trained model itself is evaluated and saved."""
 
 
-def ema(model: torch.nn.Module, total_steps: int, *, decay: float, every_steps: int, start_fraction: float) -> "ExponentialMovingAverage":
+def ema(
+    model: torch.nn.Module,
+    total_steps: int,
+    *,
+    decay: float,
+    every_steps: int,
+    start_fraction: float,
+) -> "ExponentialMovingAverage":
     """An exponential moving average of the weights.
 
     Args:
@@ -33,35 +40,53 @@ def ema(model: torch.nn.Module, total_steps: int, *, decay: float, every_steps: 
     """
     check_counts("averaging", every_steps=every_steps)
     check_fractions("averaging", decay=decay, start_fraction=start_fraction)
-    return ExponentialMovingAverage(model, decay=decay, every_steps=every_steps, start_step=max(1, round(start_fraction * total_steps)))
+    return ExponentialMovingAverage(
+        model,
+        decay=decay,
+        every_steps=every_steps,
+        start_step=max(1, round(start_fraction * total_steps)),
+    )
 
 
 class ExponentialMovingAverage:
-    """Exponential moving average: average <- decay * average + (1 - decay) * weights, every ``every_steps`` from ``start_step`` on.
+    """Exponential moving average: average <- decay * average + (1 - decay) * weights, every
+    ``every_steps`` from ``start_step`` on.
 
-    The average starts as the weights after ``start_step``; before that, the trained model itself is evaluated. Running
-    statistics of norm layers are averaged like weights; all other buffers (counters, masks) are copied.
+    The average starts as the weights after ``start_step``; before that, the trained model itself is
+    evaluated. Running statistics of norm layers are averaged like weights; all other buffers
+    (counters, masks) are copied.
 
-    The update is ``torch.optim.swa_utils.get_ema_multi_avg_fn``, applied to a plain copy of the model. ``AveragedModel`` is not
-    used, because it averages masks and counts updates in a tensor that it moves to the device each time: the host would wait for
-    the device. The copy of a compiled model is not compiled.
+    The update is ``torch.optim.swa_utils.get_ema_multi_avg_fn``, applied to a plain copy of the
+    model. ``AveragedModel`` is not used, because it averages masks and counts updates in a tensor
+    that it moves to the device each time: the host would wait for the device. The copy of a
+    compiled model is not compiled.
 
-    For weights with fewer bits than float32, the average keeps separate values in float32, and the copy of the model holds them
-    rounded: most updates, scaled by ``1 - decay``, are too small to change a bfloat16 number.
+    For weights with fewer bits than float32, the average keeps separate values in float32, and the
+    copy of the model holds them rounded: most updates, scaled by ``1 - decay``, are too small to
+    change a bfloat16 number.
     """
 
-    def __init__(self, model: torch.nn.Module, *, decay: float, every_steps: int, start_step: int) -> None:
+    def __init__(
+        self, model: torch.nn.Module, *, decay: float, every_steps: int, start_step: int
+    ) -> None:
         self._trained = model
         self._average = _plain_copy(model)
         self._every_steps = every_steps
         self._start_step = start_step
         self._has_begun = False
-        self._mix = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]  # missing in torch's stubs
+        # missing in torch's stubs
+        self._mix = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         self._weights, averages = _averaged_tensors(model), _averaged_tensors(self._average)
         self._values = [_in_float32(average) for average in averages]
-        self._rounded = [(average, value) for average, value in zip(averages, self._values, strict=True) if average is not value]
+        self._rounded = [
+            (average, value)
+            for average, value in zip(averages, self._values, strict=True)
+            if average is not value
+        ]
         self._is_rounded = True
-        self._copied = list(zip(_copied_buffers(self._average), _copied_buffers(model), strict=True))
+        self._copied = list(
+            zip(_copied_buffers(self._average), _copied_buffers(model), strict=True)
+        )
 
     @property
     def model(self) -> torch.nn.Module:
@@ -92,7 +117,11 @@ class ExponentialMovingAverage:
 
     def state_dict(self) -> dict[str, Any]:
         """State of the average: whether it has begun, its model and its float32 values."""
-        return {"has_begun": self._has_begun, "average": self._average.state_dict(), "values": self._values}
+        return {
+            "has_begun": self._has_begun,
+            "average": self._average.state_dict(),
+            "values": self._values,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that ``state_dict`` returned."""
@@ -103,9 +132,17 @@ class ExponentialMovingAverage:
 
 
 def _plain_copy(model: torch.nn.Module) -> torch.nn.Module:
-    """Deep copy of a model; tensor attributes computed from weights (masked weights) are cloned, because deepcopy refuses non-leaves."""
+    """Deep copy of a model.
+
+    Tensor attributes computed from weights (masked weights) are cloned, because deepcopy refuses
+    non-leaves.
+    """
     attributes = (attribute for module in model.modules() for attribute in vars(module).values())
-    computed = [attribute for attribute in attributes if isinstance(attribute, torch.Tensor) and not attribute.is_leaf]
+    computed = [
+        attribute
+        for attribute in attributes
+        if isinstance(attribute, torch.Tensor) and not attribute.is_leaf
+    ]
     return copy.deepcopy(model, {id(tensor): tensor.detach().clone() for tensor in computed})
 
 
@@ -125,6 +162,14 @@ def _copied_buffers(model: torch.nn.Module) -> list[torch.Tensor]:
 
 def _norm_statistics(model: torch.nn.Module) -> dict[int, torch.Tensor]:
     """Running means and variances of all norm layers, by ``id`` of the tensor."""
-    norms = (module for module in model.modules() if hasattr(module, "running_mean") and hasattr(module, "running_var"))
-    statistics = (statistic for norm in norms for statistic in (norm.running_mean, norm.running_var))
-    return {id(statistic): statistic for statistic in statistics if isinstance(statistic, torch.Tensor)}
+    norms = (
+        module
+        for module in model.modules()
+        if hasattr(module, "running_mean") and hasattr(module, "running_var")
+    )
+    statistics = (
+        statistic for norm in norms for statistic in (norm.running_mean, norm.running_var)
+    )
+    return {
+        id(statistic): statistic for statistic in statistics if isinstance(statistic, torch.Tensor)
+    }

@@ -1,4 +1,6 @@
-"""What a machine can run, and the versions of its software, without torch: a driver that asks its fork server need not import it."""
+"""What a machine can run, and the versions of its software, without torch: a driver that asks
+its fork server need not import it.
+"""
 
 import os
 import platform
@@ -17,7 +19,9 @@ from autotune.measurement import Device
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """Capabilities of a machine: its CPUs, GPUs and installed tools, which decide what it can run."""
+    """Capabilities of a machine: its CPUs, GPUs and installed tools, which decide what it can
+    run.
+    """
 
     num_cpus: int
     num_gpus: int
@@ -25,7 +29,8 @@ class Capabilities:
     gpu_name: str | None
     """Name of the GPUs; of several kinds, of the oldest."""
     compute_capability: tuple[int, int] | None
-    """CUDA compute capability of that kind, such as (8, 0), which bfloat16 needs; None without a GPU of NVIDIA's."""
+    """CUDA compute capability of that kind, such as (8, 0), which bfloat16 needs; None without a
+    GPU of NVIDIA's."""
     has_compiler: bool
     """Whether there is a C++ compiler, which torch.compile needs."""
     has_torchao: bool
@@ -33,13 +38,16 @@ class Capabilities:
     host: str = "this machine"
     """Name of the machine, for messages."""
     energy_faults: Mapping[str, str] = field(default_factory=dict)
-    """Why energy cannot be read, by device type (``cpu``, ``cuda``); no entry for a type whose energy can be read."""
+    """Why energy cannot be read, by device type (``cpu``, ``cuda``); no entry for a type whose
+    energy can be read."""
     gpu_kinds: tuple[str, ...] = ()
     """Names of all kinds of GPU; empty if there is one kind at most."""
     other_devices: Mapping[str, int] = field(default_factory=dict)
-    """Number of devices that are used only where they are asked for, by type: ``mps`` (Apple) or ``xpu`` (Intel)."""
+    """Number of devices that are used only where they are asked for, by type: ``mps`` (Apple) or
+    ``xpu`` (Intel)."""
     no_gpu_reason: str | None = None
-    """Why torch sees none of the GPUs that this machine seems to have, in words; None if it seems to have none."""
+    """Why torch sees none of the GPUs that this machine seems to have, in words; None if it
+    seems to have none."""
 
     @property
     def device_name(self) -> str:
@@ -50,19 +58,32 @@ class Capabilities:
         """The device that each worker of a training has on this machine."""
         is_gpu = uses_cuda(config, self)
         kind = config.device if config.device in OTHER_DEVICES else "cuda" if is_gpu else "cpu"
-        return Device(kind=self.gpu_name if is_gpu else kind, where=self.host, energy_fault=self.energy_faults.get(kind))
+        return Device(
+            kind=self.gpu_name if is_gpu else kind,
+            where=self.host,
+            energy_fault=self.energy_faults.get(kind),
+        )
 
 
 OTHER_DEVICES = {"mps": "Apple's GPU", "xpu": "Intel's GPU"}
-"""Device types of ``torch.accelerator`` that a training may ask for and ``device=auto`` does not take, with what they are."""
+"""Device types of ``torch.accelerator`` that a training may ask for and ``device=auto`` does not
+take, with what they are."""
 
 _MIN_COMPUTE_CAPABILITY = {"float8": (8, 9), "bfloat16": (8, 0), "TensorFloat-32": (8, 0)}
-"""Least CUDA compute capability of a GPU whose tensor cores support a number format, by the format's name."""
+"""Least CUDA compute capability of a GPU whose tensor cores support a number format, by the
+format's name."""
 
 
 def together(machines: Sequence[Capabilities]) -> Capabilities:
-    """The capabilities of machines of several kinds: those of the one whose GPUs are the oldest, and all kinds."""
-    names = dict.fromkeys(name for machine in machines for name in (machine.gpu_kinds or (machine.gpu_name,)) if name is not None)
+    """The capabilities of machines of several kinds: those of the one whose GPUs are the oldest,
+    and all kinds.
+    """
+    names = dict.fromkeys(
+        name
+        for machine in machines
+        for name in machine.gpu_kinds or (machine.gpu_name,)
+        if name is not None
+    )
     oldest = min(machines, key=lambda machine: machine.compute_capability or (99, 0))
     return replace(oldest, gpu_kinds=tuple(names) if len(names) > 1 else ())
 
@@ -73,19 +94,29 @@ def describe_device(config: TrialConfig, capabilities: Capabilities) -> str:
         return f"{OTHER_DEVICES[config.device]} ({config.device})"
     if uses_cuda(config, capabilities):
         return capabilities.gpu_name or "a GPU"
-    others = [f"{name} is used with device={kind} only" for kind, name in OTHER_DEVICES.items() if kind in capabilities.other_devices]
-    unused = "device=cpu leaves the GPU idle" if capabilities.num_gpus else capabilities.no_gpu_reason
+    others = [
+        f"{name} is used with device={kind} only"
+        for kind, name in OTHER_DEVICES.items()
+        if kind in capabilities.other_devices
+    ]
+    unused = (
+        "device=cpu leaves the GPU idle" if capabilities.num_gpus else capabilities.no_gpu_reason
+    )
     reasons = [*([unused] if unused else []), *others] or ["torch sees no GPU"]
     return f"the CPU: {'; '.join(reasons)}"
 
 
 def several_kinds(config: TrialConfig, capabilities: Capabilities) -> str | None:
-    """A warning that trials are timed on GPUs of several kinds, and how to choose; None if they are not."""
+    """A warning that trials are timed on GPUs of several kinds, and how to choose.
+
+    None if they are not.
+    """
     if len(capabilities.gpu_kinds) < 2 or not uses_cuda(config, capabilities):
         return None
     return (
-        f"trainings are timed on GPUs of several kinds, whose times do not compare: {', '.join(capabilities.gpu_kinds)}; "
-        f"{visible_devices_variable()} chooses some of a machine's, cluster.accelerator_type the machines of a cluster that have one kind"
+        "trainings are timed on GPUs of several kinds, whose times do not compare:"
+        f" {', '.join(capabilities.gpu_kinds)}; {visible_devices_variable()} chooses some of a"
+        " machine's, cluster.accelerator_type the machines of a cluster that have one kind"
     )
 
 
@@ -93,24 +124,39 @@ def unsupported(config: TrialConfig, capabilities: Capabilities) -> str | None:
     """Why this machine cannot run a training; None if it can."""
     if config.device == "cuda" and capabilities.num_gpus == 0:
         reason = capabilities.no_gpu_reason
-        return f"device=cuda needs a GPU, and {'there is none' if reason is None else f'torch sees none: {reason}'}"
+        return (
+            "device=cuda needs a GPU, and"
+            f" {'there is none' if reason is None else f'torch sees none: {reason}'}"
+        )
     if config.device in OTHER_DEVICES and config.device not in capabilities.other_devices:
         return f"device={config.device} needs {OTHER_DEVICES[config.device]}, and torch sees none"
     uses_gpu = uses_cuda(config, capabilities)
-    if (reason := _unsupported_parallelism(config.parallelism, capabilities, uses_gpu=uses_gpu)) is not None:
+    if (
+        reason := _unsupported_parallelism(config.parallelism, capabilities, uses_gpu=uses_gpu)
+    ) is not None:
         return reason
     if config.runtime.compile is not None and not capabilities.has_compiler:
         return f"runtime.compile={config.runtime.compile} needs a C++ compiler, and there is none"
     if config.precision.float8 and not capabilities.has_torchao:
-        return "precision.float8 needs torchao, which is not installed (pip install 'autotune[fp8]')"
+        return (
+            "precision.float8 needs torchao, which is not installed (pip install 'autotune[fp8]')"
+        )
     return _unsupported_by_gpu(config, capabilities) if uses_gpu else _without_effect(config)
 
 
-def _unsupported_parallelism(parallelism: Mapping[str, Any], capabilities: Capabilities, *, uses_gpu: bool) -> str | None:
+def _unsupported_parallelism(
+    parallelism: Mapping[str, Any], capabilities: Capabilities, *, uses_gpu: bool
+) -> str | None:
     num_workers = parallelism["num_workers"]
-    for kind, number in (("CPUs", capabilities.num_cpus), *([("GPUs", capabilities.num_gpus)] if uses_gpu else [])):
+    for kind, number in (
+        ("CPUs", capabilities.num_cpus),
+        *([("GPUs", capabilities.num_gpus)] if uses_gpu else []),
+    ):
         if num_workers > number:
-            return f"parallelism.num_workers={num_workers} needs as many {kind}, and there are {number}"
+            return (
+                f"parallelism.num_workers={num_workers} needs as many {kind}, and there are"
+                f" {number}"
+            )
     if not uses_gpu and parallelism.get("backend") == "nccl":
         return "parallelism.backend=nccl needs GPUs"
     if not uses_gpu and parallelism.get("compression") == "bf16":
@@ -119,7 +165,10 @@ def _unsupported_parallelism(parallelism: Mapping[str, Any], capabilities: Capab
 
 
 def _unsupported_by_gpu(config: TrialConfig, capabilities: Capabilities) -> str | None:
-    """Which number format of the configuration the GPUs are too old for, as a message; None if they support all."""
+    """Which number format of the configuration the GPUs are too old for, as a message.
+
+    None if they support all.
+    """
     precision = config.precision
     wanted = {
         "float8": precision.float8,
@@ -130,12 +179,18 @@ def _unsupported_by_gpu(config: TrialConfig, capabilities: Capabilities) -> str 
     for name, is_wanted in wanted.items():
         if is_wanted and found is not None and found < (least := _MIN_COMPUTE_CAPABILITY[name]):
             needed, available = (f"{major}.{minor}" for major, minor in (least, found))
-            return f"{name} needs CUDA compute capability {needed}, and {capabilities.gpu_name} has {available}"
+            return (
+                f"{name} needs CUDA compute capability {needed}, and {capabilities.gpu_name} has"
+                f" {available}"
+            )
     return None
 
 
 def _without_effect(config: TrialConfig) -> str | None:
-    """A setting that has no effect but with CUDA, as a message; None if the configuration has no such setting."""
+    """A setting that has no effect but with CUDA, as a message.
+
+    None if the configuration has no such setting.
+    """
     runtime = config.runtime
     for setting, is_set in (
         ("precision.float8", config.precision.float8),
@@ -146,50 +201,95 @@ def _without_effect(config: TrialConfig) -> str | None:
         ("runtime.expandable_segments", runtime.expandable_segments),
     ):
         if is_set:
-            where = f"with device={config.device}" if config.device in OTHER_DEVICES else "on the CPU"
-            return f"{setting} is for {'CUDA ' if config.device in OTHER_DEVICES else ''}GPUs, and this training runs {where}"
+            where = (
+                f"with device={config.device}" if config.device in OTHER_DEVICES else "on the CPU"
+            )
+            return (
+                f"{setting} is for {'CUDA ' if config.device in OTHER_DEVICES else ''}GPUs, and"
+                f" this training runs {where}"
+            )
     return None
 
 
 def _is_plain_tf32(config: TrialConfig) -> bool:
     """Whether TensorFloat-32 is the only difference between the precision and plain float32."""
     precision = config.precision
-    is_float32 = precision.autocast_dtype is None and precision.weights_dtype == "float32" and not precision.float8
+    is_float32 = (
+        precision.autocast_dtype is None
+        and precision.weights_dtype == "float32"
+        and not precision.float8
+    )
     return is_float32 and precision.float32_precision == "tf32"
 
 
 def uses_cuda(config: TrialConfig, capabilities: Capabilities) -> bool:
-    """Whether a training runs on GPUs on this machine; device ``auto`` takes a GPU if there is one."""
+    """Whether a training runs on GPUs on this machine.
+
+    Device ``auto`` takes a GPU if there is one.
+    """
     return config.device == "cuda" or (config.device == "auto" and capabilities.num_gpus > 0)
 
 
 def cpus_per_worker(config: TrialConfig, cluster: ClusterConfig, capabilities: Capabilities) -> int:
-    """CPUs, and so threads, of each worker of a training: ``cluster.cpus_per_worker``, or else its GPU's share of this machine's CPUs.
+    """CPUs, and so threads, of each worker of a training: ``cluster.cpus_per_worker``, or else its
+    GPU's share of this machine's CPUs.
 
     It is one on the CPU, and on a cluster that was joined, whose machines may be of any sizes.
     """
-    if cluster.cpus_per_worker is not None or not cluster.is_local or not uses_cuda(config, capabilities):
+    if (
+        cluster.cpus_per_worker is not None
+        or not cluster.is_local
+        or not uses_cuda(config, capabilities)
+    ):
         return cluster.cpus_per_worker or 1
-    return max(1, (cluster.num_cpus or capabilities.num_cpus) // (cluster.num_gpus or capabilities.num_gpus or 1))
+    return max(
+        1,
+        (cluster.num_cpus or capabilities.num_cpus)
+        // (cluster.num_gpus or capabilities.num_gpus or 1),
+    )
 
 
 def num_available_cpus() -> int:
-    """Number of CPUs that this process may use, as Ray counts them: a container's quota may allow less than its affinity."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Number of CPUs that this process may use, as Ray counts them: a container's quota may
+    allow less than its affinity.
+    """
+    count = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     quota = cpu_quota()
     return count if quota is None else max(1, min(count, int(quota)))
 
 
-def cpu_quota(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:
-    """CPUs' worth of time that the control groups of this process may use; None if they have no quota.
+def cpu_quota(
+    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+) -> float | None:
+    """CPUs' worth of time that the control groups of this process may use.
 
-    Source: the kernel's documentation, "Control Group v2", cpu.max; "CFS Bandwidth Control", cpu.cfs_quota_us.
+    None if they have no quota.
+
+    Source: the kernel's documentation, "Control Group v2", cpu.max; "CFS Bandwidth Control",
+    cpu.cfs_quota_us.
     """
-    control_group = next((line[3:] for line in _text(membership).splitlines() if line.startswith("0::")), "")
+    control_group = next(
+        (line[3:] for line in _text(membership).splitlines() if line.startswith("0::")), ""
+    )
     folder = root / control_group.strip("/")
-    limits = [_text(level / "cpu.max").split() for level in (folder, *folder.parents) if level.is_relative_to(root)]
-    limits.append([_text(root / "cpu" / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")])
-    return min((int(limit[0]) / int(limit[1]) for limit in limits if len(limit) == 2 and all(map(str.isdigit, limit))), default=None)
+    limits = [
+        _text(level / "cpu.max").split()
+        for level in (folder, *folder.parents)
+        if level.is_relative_to(root)
+    ]
+    limits.append(
+        [_text(root / "cpu" / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
+    )
+    return min(
+        (
+            int(limit[0]) / int(limit[1])
+            for limit in limits
+            if len(limit) == 2 and all(map(str.isdigit, limit))
+        ),
+        default=None,
+    )
 
 
 def _text(path: Path) -> str:
@@ -200,47 +300,74 @@ def _text(path: Path) -> str:
 
 
 def cpu_name() -> str:
-    """The processor's model name from ``/proc/cpuinfo``, or else the platform's name for the processor."""
+    """The processor's model name from ``/proc/cpuinfo``, or else the platform's name for the
+    processor.
+    """
     try:
         with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
-            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+            return next(
+                line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+            )
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of Python, CUDA and packages that measurements depend on; None for a package that is not installed."""
+    """Versions of Python, CUDA and packages that measurements depend on.
+
+    None for a package that is not installed.
+    """
     packages = ("autotune", "torch", "numpy", "ray", "optuna", "hydra-core", "mlflow")
-    return {"python": platform.python_version(), "cuda": torch_build().get("cuda"), **{name: _installed(name) for name in packages}}
+    return {
+        "python": platform.python_version(),
+        "cuda": torch_build().get("cuda"),
+        **{name: _installed(name) for name in packages},
+    }
 
 
 @cache  # called for every trial
 def torch_build() -> Mapping[str, str]:
-    """Versions of ``cuda``, ``hip`` (ROCm) and ``xpu`` that torch was built for, read without importing it; empty for the CPU."""
+    """Versions of ``cuda``, ``hip`` (ROCm) and ``xpu`` that torch was built for, read without
+    importing it; empty for the CPU.
+    """
     spec = find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return {}
     found = runpy.run_path(str(Path(spec.submodule_search_locations[0]) / "version.py"))
-    return {name: str(found[name]) for name in ("cuda", "hip", "xpu") if found.get(name) is not None}
+    return {
+        name: str(found[name]) for name in ("cuda", "hip", "xpu") if found.get(name) is not None
+    }
 
 
 def visible_devices_variable() -> str:
-    """Environment variable that limits a process to some of the GPUs of the vendor that torch was built for.
+    """Environment variable that limits a process to some of the GPUs of the vendor that torch was
+    built for.
 
-    Intel's is the driver's mask, which takes bare ids as the others do; ONEAPI_DEVICE_SELECTOR takes them behind a backend's name.
+    Intel's is the driver's mask, which takes bare ids as the others do; ONEAPI_DEVICE_SELECTOR
+    takes them behind a backend's name.
     """
     build = torch_build()
-    return "HIP_VISIBLE_DEVICES" if "hip" in build else "ZE_AFFINITY_MASK" if "xpu" in build else "CUDA_VISIBLE_DEVICES"
+    return (
+        "HIP_VISIBLE_DEVICES"
+        if "hip" in build
+        else "ZE_AFFINITY_MASK"
+        if "xpu" in build
+        else "CUDA_VISIBLE_DEVICES"
+    )
 
 
 def visible_devices(num_gpus: int) -> list[str]:
-    """Ids of the first GPUs that this process may use, as ``visible_devices_variable`` takes them: indices or UUIDs."""
+    """Ids of the first GPUs that this process may use, as ``visible_devices_variable`` takes
+    them: indices or UUIDs.
+    """
     visible = os.environ.get(visible_devices_variable())
     return visible.split(",")[:num_gpus] if visible else [str(index) for index in range(num_gpus)]
 
 
 def visible_devices_environment(devices: Sequence[str]) -> dict[str, str]:
-    """The environment variable that limits a process, before it uses a GPU, to the GPUs with these ids."""
+    """The environment variable that limits a process, before it uses a GPU, to the GPUs with
+    these ids.
+    """
     return {visible_devices_variable(): ",".join(devices)}
 
 
@@ -253,7 +380,10 @@ def _installed(name: str) -> str | None:
 
 
 def driver_version() -> str | None:
-    """Version of the NVIDIA driver, as its kernel module reports it; None if there is no such driver."""
+    """Version of the NVIDIA driver, as its kernel module reports it.
+
+    None if there is no such driver.
+    """
     try:
         with Path("/proc/driver/nvidia/version").open(encoding="utf-8") as lines:
             return next(word for word in lines.readline().split() if word[0].isdigit())

@@ -1,7 +1,9 @@
-"""Checkpoints: files with a model's weights, or with the whole state of a training, that are safe to open.
+"""Checkpoints: files with a model's weights, or with the whole state of a training, that are safe
+to open.
 
-Weights are a safetensors file, whose header says what model they belong to. A state is written by ``torch.save``, and read as plain
-data and tensors only (``weights_only``): reading a checkpoint from anyone runs no code of it. Both are replaced as a whole.
+Weights are a safetensors file, whose header says what model they belong to. A state is written by
+``torch.save``, and read as plain data and tensors only (``weights_only``): reading a checkpoint
+from anyone runs no code of it. Both are replaced as a whole.
 """
 
 import json
@@ -28,33 +30,59 @@ from autotune.training.capabilities import versions
 from autotune.training.state_files import STATE_FILE
 
 _MALFORMED = (
-    ArithmeticError, AttributeError, EOFError, LookupError, OSError, RecursionError, RuntimeError, TypeError, ValueError,
-    pickle.UnpicklingError, zipfile.BadZipFile,
-)  # fmt: skip
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    RecursionError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+)
 """Exceptions that reading a damaged file can raise."""
-_ARRAY_TYPES = [bytes, np.ndarray, np.dtype, np.empty(0).__reduce__()[0], *(getattr(np.dtypes, name) for name in np.dtypes.__all__)]
+_ARRAY_TYPES = [
+    bytes,
+    np.ndarray,
+    np.dtype,
+    np.empty(0).__reduce__()[0],
+    *(getattr(np.dtypes, name) for name in np.dtypes.__all__),
+]
 """What NumPy's arrays are made of in a file of ``torch.save``."""
 
 
-def save_weights(path: Path, weights: Mapping[str, torch.Tensor], metadata: Mapping[str, Any]) -> None:
-    """Write named tensors, such as a model's ``state_dict()``, atomically: a reader sees the old file or the new one.
+def save_weights(
+    path: Path, weights: Mapping[str, torch.Tensor], metadata: Mapping[str, Any]
+) -> None:
+    """Write named tensors, such as a model's ``state_dict()``, atomically: a reader sees the old
+    file or the new one.
 
-    One tensor under several names (tied weights) is written once. ``metadata`` is plain data, as JSON holds it; see ``weights_metadata``.
+    One tensor under several names (tied weights) is written once. ``metadata`` is plain data, as
+    JSON holds it; see ``weights_metadata``.
 
     Raises:
         DataError: the file cannot be written.
     """
-    from safetensors import SafetensorError  # noqa: PLC0415  # not needed by a training that saves nothing
+    # not needed by a training that saves nothing
+    from safetensors import SafetensorError  # noqa: PLC0415
     from safetensors.torch import save  # noqa: PLC0415
 
     tensors: dict[str, torch.Tensor] = {}
     tied: dict[str, str] = {}
     first_names: dict[tuple[Any, ...], str] = {}
     for name, tensor in weights.items():
-        place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if tensor.numel() else (name,)
+        place = (
+            (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+            if tensor.numel()
+            else (name,)
+        )
         first = first_names.setdefault(place, name)
         if first == name:
-            tensors[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+            tensors[name] = tensor.detach().to(
+                "cpu", copy=True, memory_format=torch.contiguous_format
+            )
         else:
             tied[name] = first
     text = json.dumps({"format_version": FORMATS["checkpoint"], "tied": tied, "metadata": metadata})
@@ -66,17 +94,21 @@ def save_weights(path: Path, weights: Mapping[str, torch.Tensor], metadata: Mapp
 
 
 def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Read the named tensors, on the CPU, and the metadata that ``save_weights`` wrote; tied names hold the same tensor.
+    """Read the named tensors, on the CPU, and the metadata that ``save_weights`` wrote.
+
+    Tied names hold the same tensor.
 
     Raises:
         DataError: the file is missing, damaged, or not a weights file of autotune.
     """
-    from safetensors import SafetensorError, safe_open  # noqa: PLC0415  # not needed by a training that reads nothing
+    # not needed by a training that reads nothing
+    from safetensors import SafetensorError, safe_open  # noqa: PLC0415
 
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get("autotune")
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118  # not a mapping
+            # not a mapping
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError as error:
         raise DataError(f"{path}: there is no such file") from error
     except (OSError, SafetensorError, KeyError) as error:
@@ -86,13 +118,17 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     try:
         header = json.loads(text)
         check_format("checkpoint", header["format_version"], path)
-        return {**tensors, **{name: tensors[first] for name, first in header["tied"].items()}}, dict(header["metadata"])
+        return {
+            **tensors,
+            **{name: tensors[first] for name, first in header["tied"].items()},
+        }, dict(header["metadata"])
     except _MALFORMED as error:
         raise DataError(f"{path}: is damaged: {_line(error)}") from error
 
 
 def read_weights_once(path: Path) -> tuple[Mapping[str, torch.Tensor], Mapping[str, Any]]:
-    """Cached ``read_weights``: a process keeps the last two files that it read, until they change; callers must not change the result.
+    """Cached ``read_weights``: a process keeps the last two files that it read, until they change;
+    callers must not change the result.
 
     Raises:
         DataError: the file is missing, damaged, or not a weights file of autotune.
@@ -105,7 +141,9 @@ def read_weights_once(path: Path) -> tuple[Mapping[str, torch.Tensor], Mapping[s
 
 
 @lru_cache(maxsize=2)
-def _read_version(path: Path, modified_ns: int, num_bytes: int) -> tuple[Mapping[str, torch.Tensor], Mapping[str, Any]]:
+def _read_version(
+    path: Path, modified_ns: int, num_bytes: int
+) -> tuple[Mapping[str, torch.Tensor], Mapping[str, Any]]:
     return read_weights(path)
 
 
@@ -118,7 +156,8 @@ def weights_metadata(
     evaluation: Evaluation | None,
     origin: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Metadata of a weights file: enough to make the model again and to know where its weights come from.
+    """Metadata of a weights file: enough to make the model again and to know where its weights come
+    from.
 
     Args:
         config: configuration of the training.
@@ -126,7 +165,8 @@ def weights_metadata(
         input_dtype: type of the model's inputs.
         num_classes: number of classes that the model was made for.
         evaluation: last evaluation of the training; None if there was none.
-        origin: where the weights come from, for a reader: the experiment, the command line, the study and trial.
+        origin: where the weights come from, for a reader: the experiment, the command line, the
+            study and trial.
     """
     return {
         "config": without_secrets_in(config.as_dict()),
@@ -140,9 +180,11 @@ def weights_metadata(
 
 
 def save_state(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write the state of a training into a folder atomically: a reader sees the old state or the new one.
+    """Write the state of a training into a folder atomically: a reader sees the old state or the
+    new one.
 
-    ``state`` nests mappings, lists and tuples of numbers, text, None, tensors and NumPy arrays in any way, like a ``state_dict()``.
+    ``state`` nests mappings, lists and tuples of numbers, text, None, tensors and NumPy arrays in
+    any way, like a ``state_dict()``.
 
     Raises:
         DataError: the file cannot be written, or the state holds a value of another type.
@@ -157,7 +199,9 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def as_plain(value: Any, where: str = "") -> Any:
-    """A state without types of its own, as ``save_state`` writes it; ``where`` is its key, for error messages.
+    """A state without types of its own, as ``save_state`` writes it.
+
+    ``where`` is its key, for error messages.
 
     Raises:
         DataError: the state holds a value that cannot be written.
@@ -172,13 +216,16 @@ def as_plain(value: Any, where: str = "") -> Any:
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return value
     if isinstance(value, Mapping):
-        return {as_plain(key, where): as_plain(item, f"{where}.{key}".lstrip(".")) for key, item in value.items()}
+        return {
+            as_plain(key, where): as_plain(item, f"{where}.{key}".lstrip("."))
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         items = [as_plain(item, f"{where}.{index}") for index, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
     raise DataError(
-        f"checkpoint: {where} is of type {type(value).__name__}; a checkpoint holds tensors, arrays, numbers, text and None, in mappings, "
-        f"lists and tuples"
+        f"checkpoint: {where} is of type {type(value).__name__}; a checkpoint holds tensors,"
+        " arrays, numbers, text and None, in mappings, lists and tuples"
     )
 
 
@@ -193,7 +240,8 @@ def read_state(folder: Path) -> dict[str, Any]:
         raise StateError(f"{path}: there is no such file")
     with told_damage(folder), torch.serialization.safe_globals(_ARRAY_TYPES):
         with zipfile.ZipFile(path) as archive:
-            if (damaged := archive.testzip()) is not None:  # torch does not look at the checksums that it writes
+            # torch does not look at the checksums that it writes
+            if (damaged := archive.testzip()) is not None:
                 raise ValueError(f"{damaged} does not have its checksum")
         content = torch.load(path, map_location="cpu", weights_only=True)
         check_format("checkpoint", content["format_version"], path)
@@ -202,7 +250,8 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def told_damage(folder: Path) -> Iterator[None]:
-    """Report a state that can be read, and yet does not hold what a training needs to go on, in one line.
+    """Report a state that can be read, and yet does not hold what a training needs to go on, in one
+    line.
 
     Raises:
         StateError: something within the context does not fit.
@@ -211,17 +260,27 @@ def told_damage(folder: Path) -> Iterator[None]:
         yield
     except _MALFORMED as error:
         # torch's own text tells how to load code, too
-        reason = "it is no file of plain data and tensors" if isinstance(error, pickle.UnpicklingError) else _line(error)
+        reason = (
+            "it is no file of plain data and tensors"
+            if isinstance(error, pickle.UnpicklingError)
+            else _line(error)
+        )
         raise StateError(f"{folder / STATE_FILE}: is damaged: {reason}") from error
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """State of the global random number generators: Python's, NumPy's, torch's on the CPU and on the device."""
+    """State of the global random number generators: Python's, NumPy's, torch's on the CPU and on
+    the device.
+    """
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
         "cpu": torch.get_rng_state(),
-        **({} if device.type == "cpu" else {device.type: torch.get_device_module(device).get_rng_state(device)}),
+        **(
+            {}
+            if device.type == "cpu"
+            else {device.type: torch.get_device_module(device).get_rng_state(device)}
+        ),
     }
 
 
@@ -235,7 +294,8 @@ def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
 
 
 class TrainingCheckpoint(Checkpoint):
-    """The ``checkpoint`` of a custom training function: what it saved last, and what it was resumed from.
+    """The ``checkpoint`` of a custom training function: what it saved last, and what it was resumed
+    from.
 
     Args:
         device: device of the training, whose random numbers belong to its state.
@@ -266,7 +326,9 @@ class TrainingCheckpoint(Checkpoint):
         values = dict(self._resumed["values"])
         for name, owner in (objects or {}).items():
             if name not in values:
-                raise ConfigError(f"checkpoint.load: {name!r} was not saved; saved are {', '.join(values)}")
+                raise ConfigError(
+                    f"checkpoint.load: {name!r} was not saved; saved are {', '.join(values)}"
+                )
             owner.load_state_dict(values.pop(name))
         set_random_state(self._resumed["random"], self._device)
         self._resumed = None
@@ -286,7 +348,10 @@ class TrainingCheckpoint(Checkpoint):
             ConfigError: the state is no mapping.
         """
         if state is not None and not isinstance(state, Mapping):
-            raise ConfigError(f"checkpoint.save needs a mapping such as {{'model': model, 'epoch': 1}}, not {type(state).__name__}")
+            raise ConfigError(
+                "checkpoint.save needs a mapping such as {'model': model, 'epoch': 1}, not"
+                f" {type(state).__name__}"
+            )
         self._state, self._weights, self._write_files = state, weights, write_files
 
     @property
@@ -317,7 +382,8 @@ class TrainingCheckpoint(Checkpoint):
         as_plain(self._values())
 
     def write(self, folder: Path, config: TrialConfig, evaluation: Evaluation) -> None:
-        """Write what the function saved before its last evaluation into a folder, in place of its earlier state.
+        """Write what the function saved before its last evaluation into a folder, in place of its
+        earlier state.
 
         Raises:
             DataError: the state cannot be written.
@@ -340,20 +406,36 @@ class TrainingCheckpoint(Checkpoint):
             },
         )
 
-    def write_weights(self, path: Path, config: TrialConfig, evaluation: Evaluation, origin: Mapping[str, Any]) -> None:
+    def write_weights(
+        self, path: Path, config: TrialConfig, evaluation: Evaluation, origin: Mapping[str, Any]
+    ) -> None:
         """Write the weights that the function saved before its last evaluation, if it saved any.
 
         Raises:
             DataError: the file cannot be written.
         """
-        model = next((value for value in (self._state or {}).values() if isinstance(value, torch.nn.Module)), None)
-        weights = self._weights if self._weights is not None or model is None else model.state_dict()
+        model = next(
+            (value for value in (self._state or {}).values() if isinstance(value, torch.nn.Module)),
+            None,
+        )
+        weights = (
+            self._weights if self._weights is not None or model is None else model.state_dict()
+        )
         if weights is not None:
-            save_weights(path, weights, weights_metadata(config, input_shape=(), num_classes=None, evaluation=evaluation, origin=origin))
+            save_weights(
+                path,
+                weights,
+                weights_metadata(
+                    config, input_shape=(), num_classes=None, evaluation=evaluation, origin=origin
+                ),
+            )
 
     def _values(self) -> dict[str, Any]:
         assert self._state is not None, "nothing was saved"
-        return {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in self._state.items()}
+        return {
+            name: value.state_dict() if hasattr(value, "state_dict") else value
+            for name, value in self._state.items()
+        }
 
 
 def _line(error: Exception) -> str:

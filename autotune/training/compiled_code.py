@@ -1,8 +1,9 @@
-"""Compiled code that later trainings use again: what it depends on, its files on this machine, and what compiling it took.
+"""Compiled code that later trainings use again: what it depends on, its files on this machine, and
+what compiling it took.
 
-A training that finds its code compiled is charged what compiling took when it was done: else the build seconds of equal trainings
-would depend on which came first. Each graph has a folder of its own for the files of torch's compiler, so that none is cheaper to compile
-because of another.
+A training that finds its code compiled is charged what compiling took when it was done: else the
+build seconds of equal trainings would depend on which came first. Each graph has a folder of its
+own for the files of torch's compiler, so that none is cheaper to compile because of another.
 """
 
 import contextlib
@@ -29,7 +30,16 @@ from autotune.training.device import device_kind
 
 _log = logging.getLogger(__name__)
 
-_GRAPH_KEYS = ("model", "loss", "technique", "data", "batch_size", "precision", "runtime", "parallelism")
+_GRAPH_KEYS = (
+    "model",
+    "loss",
+    "technique",
+    "data",
+    "batch_size",
+    "precision",
+    "runtime",
+    "parallelism",
+)
 """Keys of a configuration that compiled code and CUDA graphs depend on."""
 FOLDER_VARIABLE, _THREADS_VARIABLE = "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"
 
@@ -43,10 +53,15 @@ class Cost(NamedTuple):
 
 
 def graph_of(config: TrialConfig, device: torch.device, num_threads: int) -> str:
-    """What a configuration's compiled code and CUDA graphs depend on, as text; the shapes that its augmentation makes come besides."""
+    """What a configuration's compiled code and CUDA graphs depend on, as text.
+
+    The shapes that its augmentation makes come besides.
+    """
     values = config.as_dict()
     graph = {key: values[key] for key in _GRAPH_KEYS}
-    graph["runtime"] = {key: value for key, value in graph["runtime"].items() if key != "optimizer_kernels"}
+    graph["runtime"] = {
+        key: value for key, value in graph["runtime"].items() if key != "optimizer_kernels"
+    }
     return json.dumps([graph, str(device), num_threads], sort_keys=True, default=str)
 
 
@@ -54,8 +69,10 @@ class CompiledCode:
     """The code of one graph as this process has it.
 
     Args:
-        graph: what the code depends on, shapes included; None if it is not compiled, but only captured.
-        num_threads: number of threads that compile, unless the user set ``TORCHINDUCTOR_COMPILE_THREADS``.
+        graph: what the code depends on, shapes included; None if it is not compiled, but only
+            captured.
+        num_threads: number of threads that compile, unless the user set
+            ``TORCHINDUCTOR_COMPILE_THREADS``.
     """
 
     def __init__(self, graph: str | None, num_threads: int) -> None:
@@ -66,16 +83,34 @@ class CompiledCode:
 
     @contextlib.contextmanager
     def first_passes(self, clock: PhaseClock) -> Iterator[None]:
-        """Context of a training's first passes, which compile the code unless it is there; the clock's build phase is charged its cost."""
+        """Context of a training's first passes, which compile the code unless it is there.
+
+        The clock's build phase is charged its cost.
+        """
         before = _spent(clock)
-        with _files(self._graph, self._num_threads) if self._graph and self._cost is None else contextlib.nullcontext() as cost_of:
+        with (
+            _files(self._graph, self._num_threads)
+            if self._graph and self._cost is None
+            else contextlib.nullcontext()
+        ) as cost_of:
             yield
             after = _spent(clock)
-            joules = None if after.joules is None or before.joules is None else after.joules - before.joules
+            joules = (
+                None
+                if after.joules is None or before.joules is None
+                else after.joules - before.joules
+            )
             spent = Cost(after.seconds - before.seconds, joules)
             self._cost = self._cost or (cost_of(spent) if cost_of else spent)
         if (seconds := self._cost.seconds - spent.seconds) > 0:
-            clock.charge(seconds, None if self._cost.joules is None or joules is None else max(0.0, self._cost.joules - joules))
+            clock.charge(
+                seconds,
+                (
+                    None
+                    if self._cost.joules is None or joules is None
+                    else max(0.0, self._cost.joules - joules)
+                ),
+            )
 
 
 def _spent(clock: PhaseClock) -> Cost:
@@ -85,13 +120,17 @@ def _spent(clock: PhaseClock) -> Cost:
 
 @contextlib.contextmanager
 def _files(graph: str, num_threads: int) -> Iterator[Callable[[Cost], Cost]]:
-    """Context in which torch's compiler keeps its files in the graph's folder; new files become those of the graph if all went well.
+    """Context in which torch's compiler keeps its files in the graph's folder.
 
-    The record of a graph says which folder has its files and what compiling took. A graph without one is compiled in an empty folder, also
-    while another process does so: then the record that is written last counts. Yields a function that turns what the passes in this context
-    took into what compiling took, now or by the record.
+    New files become those of the graph if all went well.
+
+    The record of a graph says which folder has its files and what compiling took. A graph without
+    one is compiled in an empty folder, also while another process does so: then the record that is
+    written last counts. Yields a function that turns what the passes in this context took into what
+    compiling took, now or by the record.
     """
-    from torch._dynamo.utils import counters  # noqa: PLC0415  # torch's compiler takes seconds to import
+    # torch's compiler takes seconds to import
+    from torch._dynamo.utils import counters  # noqa: PLC0415
     from torch._inductor import config  # noqa: PLC0415
 
     if _THREADS_VARIABLE not in os.environ:
@@ -102,20 +141,31 @@ def _files(graph: str, num_threads: int) -> Iterator[Callable[[Cost], Cost]]:
     def counts() -> tuple[int, int]:
         """Numbers of graphs that were compiled, and that were found compiled, in this process."""
         count = counters["inductor"]
-        return count["fxgraph_cache_miss"] + count["fxgraph_cache_bypass"], count["fxgraph_cache_hit"]
+        return (
+            count["fxgraph_cache_miss"] + count["fxgraph_cache_bypass"],
+            count["fxgraph_cache_hit"],
+        )
 
     num_compiled_before, num_found_before = counts()
     root = _root()
     digest = hashlib.sha256(json.dumps([graph, _machine()]).encode()).hexdigest()[:24]
     record = None if root is None else root / f"{digest}.json"
     known, name = _read(record)
-    folder = root / name if root is not None and known is not None else Path(tempfile.mkdtemp(prefix=f"{digest}-", dir=root))
+    folder = (
+        root / name
+        if root is not None and known is not None
+        else Path(tempfile.mkdtemp(prefix=f"{digest}-", dir=root))
+    )
     is_kept = known is not None
 
     def cost_of(spent: Cost) -> Cost:
         nonlocal is_kept
         num_compiled, num_found = counts()
-        if known is not None and num_compiled == num_compiled_before and num_found > num_found_before:
+        if (
+            known is not None
+            and num_compiled == num_compiled_before
+            and num_found > num_found_before
+        ):
             return known
         if record is not None:
             try:
@@ -138,13 +188,22 @@ def _files(graph: str, num_threads: int) -> Iterator[Callable[[Cost], Cost]]:
                 os.environ[name] = value
         if not is_kept:  # nothing names the folder
             shutil.rmtree(folder, ignore_errors=True)
-        # Its processes would compute beside the training. The name is private to torch, which may rename it: then they stay, idle.
-        getattr(sys.modules.get("torch._inductor.async_compile"), "shutdown_compile_workers", lambda: None)()
+        # Its processes would compute beside the training. The name is private to torch, which may
+        # rename it: then they stay, idle.
+        getattr(
+            sys.modules.get("torch._inductor.async_compile"),
+            "shutdown_compile_workers",
+            lambda: None,
+        )()
 
 
 def _root() -> Path | None:
-    """Folder for the compiled code of all graphs; None if it cannot be written or might hold code of someone else's."""
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # noqa: PLC0415  # torch's compiler takes seconds to import
+    """Folder for the compiled code of all graphs.
+
+    None if it cannot be written or might hold code of someone else's.
+    """
+    # torch's compiler takes seconds to import
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # noqa: PLC0415
 
     chosen = os.environ.get(FOLDER_VARIABLE)
     if chosen == default_cache_dir():  # torch's compiler sets its own choice too
@@ -164,11 +223,19 @@ def _root() -> Path | None:
 
 
 def _read(record: Path | None) -> tuple[Cost | None, str]:
-    """A graph's cost and the name of its folder; None and no name without a record that can be read."""
+    """A graph's cost and the name of its folder.
+
+    None and no name without a record that can be read.
+    """
     try:
-        values: dict[str, Any] = json.loads(record.read_text(encoding="utf-8")) if record is not None else {}
+        values: dict[str, Any] = (
+            json.loads(record.read_text(encoding="utf-8")) if record is not None else {}
+        )
         joules = values["joules"]
-        return Cost(float(values["seconds"]), None if joules is None else float(joules)), Path(str(values["folder"])).name
+        return (
+            Cost(float(values["seconds"]), None if joules is None else float(joules)),
+            Path(str(values["folder"])).name,
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None, ""
 

@@ -1,9 +1,12 @@
-"""Makes the components of a configuration's training: model, optimizer, schedule, loss, metric and the others.
+"""Makes the components of a configuration's training: model, optimizer, schedule, loss, metric and
+the others.
 
-A component's callable receives the configuration's values, and further arguments if its signature names them and the configuration
-does not set them: a model ``input_shape`` and ``num_classes``, an augmentation ``num_samples`` and ``device``, a technique
-``input_shape``, ``num_classes``, ``device`` and ``allowed_targets``, an optimizer ``model``, ``batch_size`` and ``total_steps``.
-An optimizer whose signature does not name ``model`` receives the model's parameters as its first argument, like torch's optimizers.
+A component's callable receives the configuration's values, and further arguments if its signature
+names them and the configuration does not set them: a model ``input_shape`` and ``num_classes``, an
+augmentation ``num_samples`` and ``device``, a technique ``input_shape``, ``num_classes``,
+``device`` and ``allowed_targets``, an optimizer ``model``, ``batch_size`` and ``total_steps``. An
+optimizer whose signature does not name ``model`` receives the model's parameters as its first
+argument, like torch's optimizers.
 """
 
 import inspect
@@ -33,9 +36,14 @@ INITIALISE_SAMPLES = 5_000
 
 
 class Augmentation(Protocol):
-    """Callable that augments the inputs of a training batch on the device; the contract is in ``autotune.training.augmentation``."""
+    """Callable that augments the inputs of a training batch on the device.
 
-    def __call__(self, inputs: torch.Tensor, *, samples: torch.Tensor, epoch: int, progress: float) -> torch.Tensor:
+    The contract is in ``autotune.training.augmentation``.
+    """
+
+    def __call__(
+        self, inputs: torch.Tensor, *, samples: torch.Tensor, epoch: int, progress: float
+    ) -> torch.Tensor:
         """The augmented inputs of a batch.
 
         Args:
@@ -48,7 +56,9 @@ class Augmentation(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class BoundParts:
-    """The components that compiled code and CUDA graphs are bound to: later trainings that use those use these."""
+    """The components that compiled code and CUDA graphs are bound to: later trainings that use
+    those use these.
+    """
 
     model: torch.nn.Module
     shared: SharedModel
@@ -72,7 +82,9 @@ class Components(BoundParts):
 
     @property
     def evaluated_model(self) -> torch.nn.Module:
-        """Model that is scored and saved: the average of the weights if there is one, else the trained model."""
+        """Model that is scored and saved: the average of the weights if there is one, else the
+        trained model.
+        """
         return self.model if self.average is None else self.average.model
 
 
@@ -92,8 +104,8 @@ def make_components(
         data: data set that the components are made for.
         device: device of the model.
         total_steps: number of steps of the schedule.
-        reuse: components of an earlier training that are used again, because compiled code and CUDA graphs are bound to them; the
-            model gets the weights of a fresh model.
+        reuse: components of an earlier training that are used again, because compiled code and CUDA
+            graphs are bound to them; the model gets the weights of a fresh model.
         ranks: the ranks that train together; None if nothing will be trained, as in a check.
 
     Raises:
@@ -101,14 +113,24 @@ def make_components(
     """
     allowed = config.allowed_targets
     precision = Precision(config.precision, device)
-    offered = {"device": device, "input_shape": data.input_shape, "num_classes": data.num_classes, "allowed_targets": allowed}
+    offered = {
+        "device": device,
+        "input_shape": data.input_shape,
+        "num_classes": data.num_classes,
+        "allowed_targets": allowed,
+    }
     technique = make_part(config.technique, allowed, "technique", **offered)
-    # Only the state of a model for a bound one is needed, so it takes no memory of the device, unless it computes on the data there.
-    place = device if reuse is None or hasattr(reuse.model, "initialise_from") else torch.device("cpu")
+    # Only the state of a model for a bound one is needed, so it takes no memory of the device,
+    # unless it computes on the data there.
+    place = (
+        device if reuse is None or hasattr(reuse.model, "initialise_from") else torch.device("cpu")
+    )
     strategy = make_strategy(config)
     is_divided = strategy.divides_model and (ranks is None or ranks.is_joined)
     # A model that ranks divide is made in host memory: no device need hold the whole of it.
-    model = _make_model(config, data, torch.device("cpu") if is_divided else place, precision, offered)
+    model = _make_model(
+        config, data, torch.device("cpu") if is_divided else place, precision, offered
+    )
     strategy.check(config, model, batch_size=min(config.batch_size, len(data.train)))
     if reuse is None:
         _check_float8_rows(config, data, model, precision, strategy.part_of_batch(0)[1])
@@ -130,9 +152,18 @@ def make_components(
         model=model,
         shared=shared,
         optimizer=optimizer,
-        schedule=call(build_partial(config.lr_schedule, allowed, "lr_schedule"), "lr_schedule", optimizer, total_steps),
-        average=call(build_partial(config.averaging, allowed, "averaging"), "averaging", model, total_steps),
-        augment=make_part(config.augmentation, allowed, "augmentation", num_samples=len(data.train), device=device),
+        schedule=call(
+            build_partial(config.lr_schedule, allowed, "lr_schedule"),
+            "lr_schedule",
+            optimizer,
+            total_steps,
+        ),
+        average=call(
+            build_partial(config.averaging, allowed, "averaging"), "averaging", model, total_steps
+        ),
+        augment=make_part(
+            config.augmentation, allowed, "augmentation", num_samples=len(data.train), device=device
+        ),
         technique=technique,
         loss=loss,
         metric=make_part(config.metric, allowed, "metric"),
@@ -149,7 +180,10 @@ def make_strategy(config: TrialConfig) -> Strategy:
     """
     strategy = make_part(config.parallelism, config.allowed_targets, "parallelism")
     if not isinstance(strategy, Strategy):
-        raise ConfigError(f"parallelism: {config.parallelism['_target_']} is no Strategy; accepted is a subclass of autotune's")
+        raise ConfigError(
+            f"parallelism: {config.parallelism['_target_']} is no Strategy; accepted is a subclass"
+            " of autotune's"
+        )
     return strategy
 
 
@@ -158,39 +192,67 @@ def _loss_of_outputs(loss: Score, precision: Precision) -> Score:
 
 
 def _make_model(
-    config: TrialConfig, data: LoadedData, device: torch.device, precision: Precision, offered: Mapping[str, Any]
+    config: TrialConfig,
+    data: LoadedData,
+    device: torch.device,
+    precision: Precision,
+    offered: Mapping[str, Any],
 ) -> torch.nn.Module:
     """The model with its initial weights on a device."""
     factory = build_partial(config.model, config.allowed_targets, "model")
-    arguments = accepted_arguments(factory, {key: offered[key] for key in ("input_shape", "num_classes")})
+    arguments = accepted_arguments(
+        factory, {key: offered[key] for key in ("input_shape", "num_classes")}
+    )
     model = call(factory, "model", **arguments)
     if not isinstance(model, torch.nn.Module):
-        raise ConfigError(f"model: {config.model['_target_']} returned {type(model).__name__}; it must return a torch.nn.Module")
+        raise ConfigError(
+            f"model: {config.model['_target_']} returned {type(model).__name__}; it must return a"
+            " torch.nn.Module"
+        )
     model = precision.convert(model.to(device))
     if config.runtime.channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
+        # missing in torch's stubs
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if callable(initialise_from := getattr(model, "initialise_from", None)):
-        inputs = data.train.inputs[:: max(1, len(data.train) // INITIALISE_SAMPLES)][:INITIALISE_SAMPLES].to(device)
+        inputs = data.train.inputs[:: max(1, len(data.train) // INITIALISE_SAMPLES)][
+            :INITIALISE_SAMPLES
+        ].to(device)
         initialise_from(data.transform(inputs))
     return model
 
 
-def _check_float8_rows(config: TrialConfig, data: LoadedData, model: torch.nn.Module, precision: Precision, num_parts: int) -> None:
-    """Refuse batch sizes that give a float8 layer a number of rows (rows of one sample times samples) that it cannot multiply."""
+def _check_float8_rows(
+    config: TrialConfig,
+    data: LoadedData,
+    model: torch.nn.Module,
+    precision: Precision,
+    num_parts: int,
+) -> None:
+    """Refuse batch sizes that give a float8 layer a number of rows (rows of one sample times
+    samples) that it cannot multiply.
+    """
     if not config.precision.float8:
         return
     batch_size = min(config.batch_size, len(data.train))
     part_size = batch_size // num_parts // config.parallelism.get("num_micro_batches", 1)
     forward_size = min(part_size, config.runtime.micro_batch_size or part_size)
-    key, configured = ("batch_size", config.batch_size) if forward_size == part_size else ("runtime.micro_batch_size", forward_size)
-    available = f" ({batch_size} are there)" if key == "batch_size" and batch_size < configured else ""
-    inputs = data.transform(data.train.inputs[:1].to(precision.device)).to(next(model.parameters()).device)
+    key, configured = (
+        ("batch_size", config.batch_size)
+        if forward_size == part_size
+        else ("runtime.micro_batch_size", forward_size)
+    )
+    available = (
+        f" ({batch_size} are there)" if key == "batch_size" and batch_size < configured else ""
+    )
+    inputs = data.transform(data.train.inputs[:1].to(precision.device)).to(
+        next(model.parameters()).device
+    )
     for rows in precision.float8_rows(model, inputs):
         for samples in (forward_size, part_size % forward_size):
             if samples * rows % FLOAT8_ROWS:
                 raise ConfigError(
-                    f"{key}: found {configured}{available}, which gives a float8 layer {samples * rows} rows at once; "
-                    f"accepted are multiples of {FLOAT8_ROWS} rows"
+                    f"{key}: found {configured}{available}, which gives a float8 layer"
+                    f" {samples * rows} rows at once; accepted are multiples of {FLOAT8_ROWS} rows"
                 )
 
 
@@ -202,35 +264,54 @@ def reset_model(trained: torch.nn.Module, fresh: torch.nn.Module) -> None:
         parameter.grad = None
 
 
-def _make_optimizer(config: TrialConfig, shared: SharedModel, num_samples: int, total_steps: int) -> torch.optim.Optimizer:
+def _make_optimizer(
+    config: TrialConfig, shared: SharedModel, num_samples: int, total_steps: int
+) -> torch.optim.Optimizer:
     factory = build_partial(config.optimizer, config.allowed_targets, "optimizer")
-    offered = {"model": shared.model, "batch_size": min(config.batch_size, num_samples), "total_steps": total_steps}
+    offered = {
+        "model": shared.model,
+        "batch_size": min(config.batch_size, num_samples),
+        "total_steps": total_steps,
+    }
     arguments = accepted_arguments(factory, offered) | kernel_arguments(config, factory)
     if shared.mixes_tensors and "foreach" in inspect.signature(factory.func).parameters:
         arguments["foreach"] = False
     positional = () if "model" in arguments else (list(shared.trained_parameters()),)
     optimizer = call(factory, "optimizer", *positional, **arguments)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ConfigError(f"optimizer: {config.optimizer['_target_']} returned {type(optimizer).__name__}, accepted is a torch Optimizer")
+        raise ConfigError(
+            f"optimizer: {config.optimizer['_target_']} returned {type(optimizer).__name__},"
+            " accepted is a torch Optimizer"
+        )
     return optimizer
 
 
 def kernel_arguments(config: TrialConfig, factory: "partial[Any]") -> dict[str, bool]:
-    """The optimizer's arguments ``fused`` and ``foreach`` as ``runtime.optimizer_kernels`` sets them."""
+    """The optimizer's arguments ``fused`` and ``foreach`` as ``runtime.optimizer_kernels`` sets
+    them.
+    """
     kernels = config.runtime.optimizer_kernels
-    wanted = {None: {}, "fused": {"fused": True}, "foreach": {"foreach": True}, "for_loop": {"foreach": False}}[kernels]
+    wanted = {
+        None: {},
+        "fused": {"fused": True},
+        "foreach": {"foreach": True},
+        "for_loop": {"foreach": False},
+    }[kernels]
     if unknown := set(wanted) - set(inspect.signature(factory.func).parameters):
         raise ConfigError(
-            f"runtime.optimizer_kernels: found {kernels}, and {config.optimizer['_target_']} has no {', '.join(unknown)}; accepted is null"
+            f"runtime.optimizer_kernels: found {kernels}, and {config.optimizer['_target_']} has no"
+            f" {', '.join(unknown)}; accepted is null"
         )
     return wanted
 
 
 def make_part(node: Mapping[str, Any], allowed: tuple[str, ...], where: str, **offered: Any) -> Any:
-    """Make a component from its configuration node: an object if the target is a class, else a partial with the node's values bound.
+    """Make a component from its configuration node: an object if the target is a class, else a
+    partial with the node's values bound.
 
     Raises:
-        ConfigError: the target refuses its values, or the object is a loss, metric, augmentation or views that is not callable.
+        ConfigError: the target refuses its values, or the object is a loss, metric, augmentation or
+            views that is not callable.
     """
     factory = build_partial(node, allowed, where)
     if not inspect.isclass(factory.func):
@@ -238,5 +319,8 @@ def make_part(node: Mapping[str, Any], allowed: tuple[str, ...], where: str, **o
     arguments = accepted_arguments(factory, offered)
     part = call(factory, where, **arguments) if arguments else build(node, allowed, where)
     if where not in ("technique", "parallelism") and not callable(part):
-        raise ConfigError(f"{where}: {node['_target_']} made {type(part).__name__}, accepted is something that can be called")
+        raise ConfigError(
+            f"{where}: {node['_target_']} made {type(part).__name__}, accepted is something that"
+            " can be called"
+        )
     return part

@@ -1,14 +1,18 @@
-"""The data of a training: loads and checks a data set, gathers batches of it, and brings both to the device.
+"""The data of a training: loads and checks a data set, gathers batches of it, and brings both to
+the device.
 
-Contract of ``data:`` in the configuration: a callable that returns a mapping from split to data, ``train`` and ``validation``
-and optionally ``test``. A split is a pair (inputs [samples, ...], targets [samples, ...]) of tensors or arrays, or a map-style
-``torch.utils.data.Dataset``, which is read once into such a pair. Arrays may be mapped from files larger than memory: they are
-read one batch at a time. If the mapping has ``transform``, it is applied on the device to the inputs of every batch of every
-split, for example to turn bytes into standardised numbers. A process keeps the last data set that it loaded, for later trials.
+Contract of ``data:`` in the configuration: a callable that returns a mapping from split to data,
+``train`` and ``validation`` and optionally ``test``. A split is a pair (inputs [samples, ...],
+targets [samples, ...]) of tensors or arrays, or a map-style ``torch.utils.data.Dataset``, which is
+read once into such a pair. Arrays may be mapped from files larger than memory: they are read one
+batch at a time. If the mapping has ``transform``, it is applied on the device to the inputs of
+every batch of every split, for example to turn bytes into standardised numbers. A process keeps the
+last data set that it loaded, for later trials.
 
-The samples of a step depend on the seed alone, never on where the data is or which process gathers it. Batches of a split on the
-device are gathered there. Batches of a split in host memory (or mapped from a file larger than memory) are gathered ahead by a thread
-or by worker processes, and copied to a GPU from pinned memory on a separate stream while the previous step is computed.
+The samples of a step depend on the seed alone, never on where the data is or which process gathers
+it. Batches of a split on the device are gathered there. Batches of a split in host memory (or
+mapped from a file larger than memory) are gathered ahead by a thread or by worker processes, and
+copied to a GPU from pinned memory on a separate stream while the previous step is computed.
 """
 
 import hashlib
@@ -51,15 +55,25 @@ class Split:
         return self.inputs.nbytes + self.targets.nbytes
 
     def to(self, device: torch.device, *, channels_last: bool, dtype: torch.dtype) -> "Split":
-        """Copy of the split on a device: 4-D inputs in channels-last memory format if requested, floating-point inputs in ``dtype``."""
-        memory_format = torch.channels_last if channels_last and self.inputs.ndim == 4 else torch.contiguous_format
+        """Copy of the split on a device: 4-D inputs in channels-last memory format if requested,
+        floating-point inputs in ``dtype``.
+        """
+        memory_format = (
+            torch.channels_last
+            if channels_last and self.inputs.ndim == 4
+            else torch.contiguous_format
+        )
         inputs = self.inputs.to(device, dtype if self.inputs.is_floating_point() else None)
         return Split(inputs.contiguous(memory_format=memory_format), self.targets.to(device))
 
 
 def is_channels_last(inputs: torch.Tensor) -> bool:
     """Whether inputs are 4-D and in channels-last memory format only, not also contiguous."""
-    return inputs.ndim == 4 and inputs.is_contiguous(memory_format=torch.channels_last) and not inputs.is_contiguous()
+    return (
+        inputs.ndim == 4
+        and inputs.is_contiguous(memory_format=torch.channels_last)
+        and not inputs.is_contiguous()
+    )
 
 
 @dataclass(frozen=True)
@@ -88,7 +102,10 @@ class LoadedData:
 
     @cached_property
     def num_classes(self) -> int | None:
-        """Number of classes of integer targets; None for floating-point targets. Reads every target, once per data set."""
+        """Number of classes of integer targets; None for floating-point targets.
+
+        Reads every target, once per data set.
+        """
         if self.train.targets.is_floating_point():
             return None
         return int(max(int(split.targets.max()) for split in (self.train, self.validation)) + 1)
@@ -103,7 +120,8 @@ _loaded: tuple[str, LoadedData] | None = None
 
 
 def load_data(config: TrialConfig) -> LoadedData:
-    """Load the data set that a configuration names, or return it from memory if this process loaded it last.
+    """Load the data set that a configuration names, or return it from memory if this process loaded
+    it last.
 
     Raises:
         DataError: the data set is missing, unreadable or malformed.
@@ -125,17 +143,36 @@ def _load(config: TrialConfig) -> LoadedData:
     except AutotuneError:
         raise
     except Exception as error:
-        raise DataError(f"data: {name} failed: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        raise DataError(
+            f"data: {name} failed: {type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error
     if not isinstance(splits, Mapping) or not {"train", "validation"} <= set(splits):
         found = list(splits) if isinstance(splits, Mapping) else type(splits).__name__
-        raise DataError(f"data: {name} returned {found}, accepted is a mapping with train, validation and optionally test and transform")
+        raise DataError(
+            f"data: {name} returned {found}, accepted is a mapping with train, validation and"
+            " optionally test and transform"
+        )
     transform = splits.get("transform", _unchanged)
     if not callable(transform):
-        raise DataError(f"data: {name}: transform: found {type(transform).__name__}, accepted is something that can be called")
-    checked = {split: _split(splits[split], f"data: {name}: {split}") for split in ("train", "validation", "test") if split in splits}
+        raise DataError(
+            f"data: {name}: transform: found {type(transform).__name__}, accepted is something that"
+            " can be called"
+        )
+    checked = {
+        split: _split(splits[split], f"data: {name}: {split}")
+        for split in ("train", "validation", "test")
+        if split in splits
+    }
     train = splits["train"]
     is_mapped = isinstance(train, tuple | list) and isinstance(train[0], np.memmap)
-    return LoadedData(checked["train"], checked["validation"], checked.get("test"), transform, is_mapped, _checksum(checked))
+    return LoadedData(
+        checked["train"],
+        checked["validation"],
+        checked.get("test"),
+        transform,
+        is_mapped,
+        _checksum(checked),
+    )
 
 
 def _unchanged(given: Any) -> Any:
@@ -146,24 +183,38 @@ def _split(given: Any, where: str) -> Split:
     if isinstance(given, Dataset):
         given = _read(given, where)
     if not isinstance(given, tuple | list) or len(given) != 2:
-        raise DataError(f"{where}: found {type(given).__name__}, accepted is a pair (inputs, targets) or a map-style Dataset")
+        raise DataError(
+            f"{where}: found {type(given).__name__}, accepted is a pair (inputs, targets) or a"
+            " map-style Dataset"
+        )
     try:
         inputs, targets = (_tensor(array) for array in given)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
-            f"{where}: found {type(given[0]).__name__} and {type(given[1]).__name__}, accepted are tensors or arrays"
+            f"{where}: found {type(given[0]).__name__} and {type(given[1]).__name__}, accepted are"
+            " tensors or arrays"
         ) from error
     if inputs.ndim == 0 or targets.ndim == 0:
-        raise DataError(f"{where}: found a single number, accepted are inputs [samples, ...] and targets [samples, ...]")
+        raise DataError(
+            f"{where}: found a single number, accepted are inputs [samples, ...] and targets"
+            " [samples, ...]"
+        )
     if len(inputs) != len(targets) or len(inputs) == 0:
-        raise DataError(f"{where}: found {len(inputs)} inputs and {len(targets)} targets, accepted is the same number, at least one")
+        raise DataError(
+            f"{where}: found {len(inputs)} inputs and {len(targets)} targets, accepted is the same"
+            " number, at least one"
+        )
     return Split(inputs, targets)
 
 
 def _tensor(array: Any) -> torch.Tensor:
-    """A tensor or array as a tensor in host memory; an array, mapped from a file or not, shares its memory with the result."""
+    """A tensor or array as a tensor in host memory.
+
+    An array, mapped from a file or not, shares its memory with the result.
+    """
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nothing here writes to it
+        # nothing here writes to it
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.as_tensor(array).detach().cpu()
 
 
@@ -173,7 +224,10 @@ def _read(dataset: Dataset[Any], where: str) -> Any:
         return next(iter(DataLoader(dataset, batch_size=size, collate_fn=default_collate)))
     except Exception as error:
         name = type(dataset).__name__
-        raise DataError(f"{where}: reading {name} failed: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        raise DataError(
+            f"{where}: reading {name} failed: {type(error).__name__}:"
+            f" {' '.join(str(error).split())}"
+        ) from error
 
 
 def _checksum(splits: Mapping[str, Split]) -> str:
@@ -187,7 +241,10 @@ def _checksum(splits: Mapping[str, Split]) -> str:
 
 
 def fits_on(device: torch.device, data: LoadedData | Split) -> bool:
-    """Whether the data set, or a split, can be kept on the device; for the CPU, whether it is not mapped from a file."""
+    """Whether the data set, or a split, can be kept on the device.
+
+    For the CPU, whether it is not mapped from a file.
+    """
     free = free_memory_bytes(device)
     if free is None:
         return isinstance(data, Split) or not data.is_mapped
@@ -195,7 +252,9 @@ def fits_on(device: torch.device, data: LoadedData | Split) -> bool:
 
 
 class Batch(NamedTuple):
-    """One batch: inputs ``[batch, ...]``, targets ``[batch, ...]`` and the samples' indices in the training split ``[batch]``."""
+    """One batch: inputs ``[batch, ...]``, targets ``[batch, ...]`` and the samples' indices in
+    the training split ``[batch]``.
+    """
 
     inputs: torch.Tensor
     targets: torch.Tensor
@@ -203,12 +262,19 @@ class Batch(NamedTuple):
 
 
 def sample_order(
-    num_samples: int, batch_size: int, total_steps: int, seed: int, *, first_step: int, device: torch.device
+    num_samples: int,
+    batch_size: int,
+    total_steps: int,
+    seed: int,
+    *,
+    first_step: int,
+    device: torch.device,
 ) -> Iterator[torch.Tensor]:
     """Yield the sample indices ``[batch]`` of every step from ``first_step`` on.
 
-    Each epoch has a new order, without its incomplete last batch. The order is drawn on the CPU, so that it is the same for every
-    device. It is moved one epoch at a time; to a GPU from pinned memory, so that the host does not wait for the copy.
+    Each epoch has a new order, without its incomplete last batch. The order is drawn on the CPU, so
+    that it is the same for every device. It is moved one epoch at a time; to a GPU from pinned
+    memory, so that the host does not wait for the copy.
     """
     generator = torch.Generator().manual_seed(seed)
     steps_per_epoch = num_samples // batch_size
@@ -216,7 +282,11 @@ def sample_order(
         order = torch.randperm(num_samples, generator=generator)
         last = min(steps_per_epoch, total_steps - step)
         if first_step < step + last:
-            moved = order.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else order.to(device)
+            moved = (
+                order.pin_memory().to(device, non_blocking=True)
+                if device.type == "cuda"
+                else order.to(device)
+            )
             batches = torch.split(moved, batch_size)
             yield from batches[max(0, first_step - step) : last]
 
@@ -228,7 +298,12 @@ def resident_batches(split: Split, order: Iterator[torch.Tensor]) -> Generator[B
 
 
 def host_batches(
-    split: Split, order: Iterator[torch.Tensor], *, num_workers: int, prefetch_batches: int, device: torch.device
+    split: Split,
+    order: Iterator[torch.Tensor],
+    *,
+    num_workers: int,
+    prefetch_batches: int,
+    device: torch.device,
 ) -> Generator[Batch]:
     """Yield batches of a split in host memory, gathered ahead of time and copied to the device.
 
@@ -241,7 +316,9 @@ def host_batches(
     """
     pinned = device.type == "cuda"
     if num_workers == 0:
-        gathered: Generator[Batch] = _ahead((_pinned(_gather(split, samples), pinned) for samples in order), prefetch_batches)
+        gathered: Generator[Batch] = _ahead(
+            (_pinned(_gather(split, samples), pinned) for samples in order), prefetch_batches
+        )
     else:
         gathered = _by_processes(split, order, num_workers, prefetch_batches, pinned)
     with closing(gathered):
@@ -249,7 +326,9 @@ def host_batches(
 
 
 def _gather(split: Split, samples: torch.Tensor) -> Batch:
-    return Batch(_selected_rows(split.inputs, samples), split.targets.index_select(0, samples), samples)
+    return Batch(
+        _selected_rows(split.inputs, samples), split.targets.index_select(0, samples), samples
+    )
 
 
 def _selected_rows(inputs: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
@@ -264,7 +343,9 @@ def _pinned(batch: Batch, pinned: bool) -> Batch:
 
 
 def _ahead(batches: Iterator[Batch], num_batches: int) -> Generator[Batch]:
-    """Yield batches that a thread takes from an iterator, at most ``num_batches`` ahead of the consumer."""
+    """Yield batches that a thread takes from an iterator, at most ``num_batches`` ahead of the
+    consumer.
+    """
     ready: queue.Queue[Batch | BaseException | None] = queue.Queue(num_batches)
     ended = threading.Event()
 
@@ -318,7 +399,13 @@ class _Order(Sampler[list[int]]):
         return (samples.tolist() for samples in self._order)
 
 
-def _by_processes(split: Split, order: Iterator[torch.Tensor], num_workers: int, prefetch_batches: int, pinned: bool) -> Generator[Batch]:
+def _by_processes(
+    split: Split,
+    order: Iterator[torch.Tensor],
+    num_workers: int,
+    prefetch_batches: int,
+    pinned: bool,
+) -> Generator[Batch]:
     """Yield batches that worker processes gather, in the given order."""
     yield from DataLoader(
         _Rows(split),
@@ -331,11 +418,15 @@ def _by_processes(split: Split, order: Iterator[torch.Tensor], num_workers: int,
 
 
 def _moved_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yield batches moved to the device; a GPU copies each batch on a separate stream while it trains on the previous batch."""
+    """Yield batches moved to the device.
+
+    A GPU copies each batch on a separate stream while it trains on the previous batch.
+    """
     if device.type != "cuda":
         yield from batches
         return
-    copy_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # missing in torch's stubs
+    # missing in torch's stubs
+    copy_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     coming: tuple[Batch, torch.cuda.Event] | None = None
     for batch in batches:
         previous, coming = coming, _copied(batch, device, copy_stream)
@@ -345,14 +436,23 @@ def _moved_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Bat
         yield _arrived(*coming)
 
 
-def _copied(batch: Batch, device: torch.device, copy_stream: torch.cuda.Stream) -> tuple[Batch, torch.cuda.Event]:
-    """Start the copy of a batch to the device: the copy, and the event that marks its completion."""
+def _copied(
+    batch: Batch, device: torch.device, copy_stream: torch.cuda.Stream
+) -> tuple[Batch, torch.cuda.Event]:
+    """Start the copy of a batch to the device: the copy, and the event that marks its
+    completion.
+    """
     with torch.cuda.stream(copy_stream):
-        return Batch(*(tensor.to(device, non_blocking=True) for tensor in batch)), copy_stream.record_event()
+        return (
+            Batch(*(tensor.to(device, non_blocking=True) for tensor in batch)),
+            copy_stream.record_event(),
+        )
 
 
 def _arrived(batch: Batch, arrival: torch.cuda.Event) -> Batch:
-    """The batch, ready for the current stream: the stream waits until the copy has completed, the host does not wait."""
+    """The batch, ready for the current stream: the stream waits until the copy has completed,
+    the host does not wait.
+    """
     current = torch.cuda.current_stream()
     current.wait_event(arrival)
     for tensor in batch:

@@ -1,9 +1,10 @@
 """The device that a training runs on: its selection, state and capabilities, and what disturbs it.
 
-What torch calls CUDA (NVIDIA's GPUs, and AMD's with ROCm) is taken by itself. Apple's GPU (``mps``) and Intel's (``xpu``) are used where
-they are asked for, by trainings of one process; none has been run on yet. XLA devices (TPUs) are left out: they are none of
-``torch.accelerator``, and their operations are only recorded until the program marks a step, which the loop never does, so that a clock
-on the host would time no work.
+What torch calls CUDA (NVIDIA's GPUs, and AMD's with ROCm) is taken by itself. Apple's GPU (``mps``)
+and Intel's (``xpu``) are used where they are asked for, by trainings of one process; none has been
+run on yet. XLA devices (TPUs) are left out: they are none of ``torch.accelerator``, and their
+operations are only recorded until the program marks a step, which the loop never does, so that a
+clock on the host would time no work.
 """
 
 import errno
@@ -37,42 +38,69 @@ from autotune.training.nvml import NvmlGpu, UntoldError, gpu_of, gpus_used_by
 
 def local_capabilities() -> Capabilities:
     """Capabilities of this machine, as this process sees it."""
-    gpus = [gpu_kind(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    gpus = (
+        [gpu_kind(index) for index in range(torch.cuda.device_count())]
+        if torch.cuda.is_available()
+        else []
+    )
     modules = {kind: torch.get_device_module(kind) for kind in OTHER_DEVICES}
-    others = {kind: module.device_count() for kind, module in modules.items() if module.is_available()}
+    others = {
+        kind: module.device_count() for kind, module in modules.items() if module.is_available()
+    }
     machine = Capabilities(
         num_cpus=num_available_cpus(),
         num_gpus=len(gpus),
         gpu_name=None,
         compute_capability=None,
-        has_compiler=any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++", "c++")),
+        has_compiler=any(
+            shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++", "c++")
+        ),
         has_torchao=importlib.util.find_spec("torchao") is not None,
         host=platform.node(),
-        energy_faults={kind: fault for kind in ["cpu", *(["cuda"] if gpus else []), *others] if (fault := energy_fault(kind))},
+        energy_faults={
+            kind: fault
+            for kind in ["cpu", *(["cuda"] if gpus else []), *others]
+            if (fault := energy_fault(kind))
+        },
         other_devices=others,
         no_gpu_reason=None if gpus else no_gpu_reason(),
     )
-    return together([replace(machine, gpu_name=name, compute_capability=capability) for name, capability in gpus] or [machine])
+    return together(
+        [
+            replace(machine, gpu_name=name, compute_capability=capability)
+            for name, capability in gpus
+        ]
+        or [machine]
+    )
 
 
 def gpu_kind(device: torch.device | int) -> tuple[str, tuple[int, int] | None]:
-    """Name of a GPU, and its CUDA compute capability; None for a GPU of AMD's, whose numbers mean something else."""
+    """Name of a GPU, and its CUDA compute capability.
+
+    None for a GPU of AMD's, whose numbers mean something else.
+    """
     properties = torch.cuda.get_device_properties(device)
     return properties.name, None if "hip" in torch_build() else (properties.major, properties.minor)
 
 
 def no_gpu_reason() -> str | None:
-    """Why torch sees none of the NVIDIA GPUs that this machine seems to have, in words; None if it seems to have none."""
+    """Why torch sees none of the NVIDIA GPUs that this machine seems to have, in words.
+
+    None if it seems to have none.
+    """
     if not any(map(os.path.exists, _DRIVER_FILES)):
         return None
     if not torch_build():
-        return f"torch {torch.__version__} is built for the CPU, and here is the driver of NVIDIA GPUs"
+        return (
+            f"torch {torch.__version__} is built for the CPU, and here is the driver of NVIDIA GPUs"
+        )
     variable = visible_devices_variable()
     if os.environ.get(variable, "0") in ("", "-1", "NoDevFiles"):
         return f"{variable}={os.environ[variable]} hides the GPUs"
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]  # missing in torch's stubs
-    except (RuntimeError, AssertionError) as error:  # is_available() tells this once in a process, and as a warning only
+    # is_available() tells this once in a process, and as a warning only
+    except (RuntimeError, AssertionError) as error:
         return str(error).partition("\n")[0].partition(". ")[0]
     return f"torch {torch.__version__} does not say why it sees no GPU"
 
@@ -91,8 +119,15 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name != "cpu" and not torch.get_device_module(name).is_available():
         reason = no_gpu_reason() if name == "cuda" else None
-        why = "there is no GPU here" if name == "cuda" else f"torch sees no such device here ({OTHER_DEVICES[name]})"
-        raise ConfigError(f"device: found {name}, and {f'torch sees no GPU: {reason}' if reason else why}; use auto or cpu")
+        why = (
+            "there is no GPU here"
+            if name == "cuda"
+            else f"torch sees no such device here ({OTHER_DEVICES[name]})"
+        )
+        raise ConfigError(
+            f"device: found {name}, and {f'torch sees no GPU: {reason}' if reason else why}; use"
+            " auto or cpu"
+        )
     return torch.device(name)
 
 
@@ -102,7 +137,10 @@ def device_kind(device: torch.device) -> str:
 
 
 def synchronizer(device: torch.device) -> Callable[[], None]:
-    """A function that waits until the device has finished all work queued on it; it does nothing for the CPU."""
+    """A function that waits until the device has finished all work queued on it.
+
+    It does nothing for the CPU.
+    """
     if device.type == "cpu":
         return lambda: None
     return lambda: torch.accelerator.synchronize(device)
@@ -114,25 +152,35 @@ def sum_dtype(device: torch.device) -> torch.dtype:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Peak device memory in bytes since the last reset; on the CPU, the process's peak resident size.
+    """Peak device memory in bytes since the last reset.
 
-    MPS counts no peak: what its driver has given this process stands for it, which falls only where the cache is emptied.
+    On the CPU, the process's peak resident size.
+
+    MPS counts no peak: what its driver has given this process stands for it, which falls only where
+    the cache is emptied.
     """
     if device.type == "mps":
         return torch.mps.driver_allocated_memory()
     if device.type != "cpu":
         return torch.accelerator.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Begin to measure the device's peak memory anew; the CPU's cannot be reset, and MPS has none."""
+    """Begin to measure the device's peak memory anew.
+
+    The CPU's cannot be reset, and MPS has none.
+    """
     if device.type not in ("cpu", "mps"):
         torch.get_device_module(device).reset_peak_memory_stats(device)
 
 
 def reset_device(device: torch.device) -> None:
-    """Undo what an earlier training may have changed or kept in this process: default dtype, gradient mode, memory, memory peak."""
+    """Undo what an earlier training may have changed or kept in this process: default dtype,
+    gradient mode, memory, memory peak.
+    """
     torch.set_default_dtype(torch.float32)
     torch.set_grad_enabled(True)
     free_unused_memory(device)
@@ -141,13 +189,17 @@ def reset_device(device: torch.device) -> None:
 
 def free_unused_memory(device: torch.device) -> None:
     """Free what nothing refers to, on the device and in the host's memory."""
-    gc.collect()  # reference cycles, such as Lightning's, hold the tensors of a training that has ended
+    # reference cycles, such as Lightning's, hold the tensors of a training that has ended
+    gc.collect()
     if device.type != "cpu":
         torch.get_device_module(device).empty_cache()
 
 
 def free_memory_bytes(device: torch.device) -> int | None:
-    """Memory of a GPU in bytes that was free even at this process's peak since the last reset; None for the CPU."""
+    """Memory of a GPU in bytes that was free even at this process's peak since the last reset.
+
+    None for the CPU.
+    """
     if device.type != "cuda":
         return None
     cached = torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
@@ -155,25 +207,34 @@ def free_memory_bytes(device: torch.device) -> int | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception, or one that led to it, means that memory ran out: the device's, the host's, or a GPU's on-chip memory."""
+    """Whether an exception, or one that led to it, means that memory ran out: the device's, the
+    host's, or a GPU's on-chip memory.
+    """
     seen: list[BaseException] = []
     cause: BaseException | None = error
-    while cause is not None and cause not in seen:  # Inductor, Lightning and others wrap what they catch
+    # Inductor, Lightning and others wrap what they catch
+    while cause is not None and cause not in seen:
         seen.append(cause)
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return any(map(_says_out_of_memory, seen))
 
 
 def _says_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or type(error).__name__ in _OUT_OF_MEMORY_TYPES:
+    if (
+        isinstance(error, torch.OutOfMemoryError | MemoryError)
+        or type(error).__name__ in _OUT_OF_MEMORY_TYPES
+    ):
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     if not isinstance(error, RuntimeError):
         return False
     text = str(error)
-    if "CUDNN_STATUS_INTERNAL_ERROR" in text or "_STATUS_NOT_INITIALIZED" in text:  # these have other causes, too
-        free, total = torch.cuda.mem_get_info() if torch.cuda.is_initialized() else (1, 1)  # type: ignore[no-untyped-call]
+    # these have other causes, too
+    if "CUDNN_STATUS_INTERNAL_ERROR" in text or "_STATUS_NOT_INITIALIZED" in text:
+        free, total = 1, 1
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            free, total = torch.cuda.mem_get_info()
         return free < 0.05 * total or "ALLOCATION_FAILED" in text
     return any(words in text for words in _OUT_OF_MEMORY)
 
@@ -181,12 +242,22 @@ def _says_out_of_memory(error: BaseException) -> bool:
 _OUT_OF_MEMORY_TYPES = ("OutOfResources", "ResourceExhaustedError")
 """Names of exceptions of Triton and TensorFlow, which are no RuntimeErrors."""
 _OUT_OF_MEMORY = (
-    "out of memory", "can't allocate memory", "annot allocate memory", "not enough memory", "std::bad_alloc", "RESOURCE_EXHAUSTED",
-    "_ALLOC_FAILED", "ALLOCATION_FAILED", "Failed to CUDA calloc", "nable to find an engine", "Unable to find a valid cuDNN algorithm",
+    "out of memory",
+    "can't allocate memory",
+    "annot allocate memory",
+    "not enough memory",
+    "std::bad_alloc",
+    "RESOURCE_EXHAUSTED",
+    "_ALLOC_FAILED",
+    "ALLOCATION_FAILED",
+    "Failed to CUDA calloc",
+    "nable to find an engine",
+    "Unable to find a valid cuDNN algorithm",
     "out of resource",
-)  # fmt: skip
-"""Words of RuntimeErrors by which torch and other libraries tell that memory ran out: of host and device, then of CUDA's libraries, of
-NCCL, of cuDNN (each algorithm lacked its workspace) and of Triton (a kernel needs more shared memory than the card has)."""
+)
+"""Words of RuntimeErrors by which torch and other libraries tell that memory ran out: of host
+and device, then of CUDA's libraries, of NCCL, of cuDNN (each algorithm lacked its workspace) and
+of Triton (a kernel needs more shared memory than the card has)."""
 
 
 def seed_everything(seed: int) -> None:
@@ -197,17 +268,29 @@ def seed_everything(seed: int) -> None:
 
 
 def device_fault(own: Collection[int] = (), started: Collection[int] = ()) -> str | None:
-    """What disturbs the GPUs that this process, or one that it has started, trains on, in words; None if nothing is known to.
+    """What disturbs the GPUs that this process, or one that it has started, trains on, in words.
+
+    None if nothing is known to.
 
     Args:
-        own: ids of the study's processes on this machine besides this one; two of its trainings never share a GPU.
-        started: ids of the processes that this one has started: a training that is a command computes in one of them.
+        own: ids of the study's processes on this machine besides this one; two of its trainings
+            never share a GPU.
+        started: ids of the processes that this one has started: a training that is a command
+            computes in one of them.
     """
-    return next((fault for gpu in _nvml_gpus(started)[0] if (fault := gpu.disturbed_by([os.getpid(), *own])[0]) is not None), None)
+    return next(
+        (
+            fault
+            for gpu in _nvml_gpus(started)[0]
+            if (fault := gpu.disturbed_by([os.getpid(), *own])[0]) is not None
+        ),
+        None,
+    )
 
 
 def gpu_facts(started: Collection[int]) -> dict[str, Any]:
-    """Facts for a fingerprint on the GPUs that this process, or one that it has started, trains on; empty without a GPU of NVIDIA's.
+    """Facts for a fingerprint on the GPUs that this process, or one that it has started, trains on;
+    empty without a GPU of NVIDIA's.
 
     ``gpus`` has ``NvmlGpu.limits`` of each, ``untold`` what of their disturbances cannot be told.
     """
@@ -217,10 +300,15 @@ def gpu_facts(started: Collection[int]) -> dict[str, Any]:
 
 
 def _nvml_gpus(started: Collection[int]) -> tuple[list[NvmlGpu], str | None]:
-    """The GPUs that are trained on, without making a CUDA context in this process; and why NVML cannot tell of them, None if it can."""
+    """The GPUs that are trained on, without making a CUDA context in this process.
+
+    And why NVML cannot tell of them, None if it can.
+    """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # missing in torch's stubs
         return (gpus_used_by(started) if started else []), None
     try:
-        return [gpu_of(str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))], None
+        return [
+            gpu_of(str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))
+        ], None
     except (UntoldError, AttributeError) as error:
         return [], f"what else uses the GPU cannot be told: {error}"

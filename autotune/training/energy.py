@@ -1,8 +1,9 @@
 """Energy meters: the joules that a training's device has used, from the counters of the hardware.
 
-A meter is read at the start and end of a phase of the clock, never within a step. For a GPU it is the driver's counter of that GPU,
-found by UUID, because device numbers differ between processes. For the CPU it is RAPL, which counts whole packages (sockets): the
-energy of other programs on the machine is included.
+A meter is read at the start and end of a phase of the clock, never within a step. For a GPU it is
+the driver's counter of that GPU, found by UUID, because device numbers differ between processes.
+For the CPU it is RAPL, which counts whole packages (sockets): the energy of other programs on the
+machine is included.
 """
 
 import math
@@ -22,13 +23,15 @@ from autotune.training.parallel.ranks import Ranks
 
 POWERCAP = Path("/sys/class/powercap")
 _READ_EVERY_SECONDS = 30.0
-"""Interval between readings of RAPL counters: the smallest, 65 kJ, wraps around within minutes at a package's highest power."""
+"""Interval between readings of RAPL counters: the smallest, 65 kJ, wraps around within minutes
+at a package's highest power."""
 
 
 class RaplMeter:
     """Energy meter of all CPU packages, in joules since the meter was made.
 
-    The meter must be read before a counter wraps around twice, because it takes a counter that fell for one that wrapped once.
+    The meter must be read before a counter wraps around twice, because it takes a counter that fell
+    for one that wrapped once.
 
     Args:
         folder: root of the kernel's powercap framework.
@@ -41,7 +44,10 @@ class RaplMeter:
         self._lock = threading.Lock()
         self._total = 0
         try:
-            self._counters = [(zone / "energy_uj", int((zone / "max_energy_range_uj").read_text())) for zone in _packages(folder)]
+            self._counters = [
+                (zone / "energy_uj", int((zone / "max_energy_range_uj").read_text()))
+                for zone in _packages(folder)
+            ]
             self._last = self._read()
         except OSError as error:
             raise UntoldError(f"{error.filename}: {error.strerror}") from error
@@ -67,8 +73,15 @@ class RaplMeter:
 
 
 def _packages(folder: Path) -> list[Path]:
-    """RAPL zones of whole packages, which include their cores but not memory; the platform's zone, which counts more, is left out."""
-    return [zone for zone in sorted(folder.glob("intel-rapl:*")) if _text(zone / "name").startswith("package")]
+    """RAPL zones of whole packages, which include their cores but not memory.
+
+    The platform's zone, which counts more, is left out.
+    """
+    return [
+        zone
+        for zone in sorted(folder.glob("intel-rapl:*"))
+        if _text(zone / "name").startswith("package")
+    ]
 
 
 def _text(path: Path) -> str:
@@ -79,7 +92,10 @@ def _text(path: Path) -> str:
 
 
 def energy_meter(device: torch.device) -> Callable[[], float] | None:
-    """Energy meter of a device, as a function that returns joules; None if the device's energy cannot be read."""
+    """Energy meter of a device, as a function that returns joules.
+
+    None if the device's energy cannot be read.
+    """
     try:
         return _cpu_meter(os.getpid()) if device.type == "cpu" else _gpu_meter(device)
     except UntoldError:
@@ -87,7 +103,9 @@ def energy_meter(device: torch.device) -> Callable[[], float] | None:
 
 
 def energy_fault(device_type: str) -> str | None:
-    """Why the energy of this process's device of a type, such as ``cpu`` or ``cuda``, cannot be read; None if it can."""
+    """Why the energy of this process's device of a type, such as ``cpu`` or ``cuda``, cannot be
+    read; None if it can.
+    """
     try:
         RaplMeter() if device_type == "cpu" else _gpu_meter(torch.device(device_type))
     except UntoldError as error:
@@ -96,7 +114,11 @@ def energy_fault(device_type: str) -> str | None:
 
 
 def _gpu_meter(device: torch.device) -> Callable[[], float]:
-    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None) if device.type == "cuda" else None
+    uuid = (
+        getattr(torch.cuda.get_device_properties(device), "uuid", None)
+        if device.type == "cuda"
+        else None
+    )
     if uuid is None:
         raise UntoldError(f"devices of type {device.type} have no meter here")
     gpu = gpu_of(str(uuid))
@@ -114,7 +136,9 @@ def _gpu_meter(device: torch.device) -> Callable[[], float]:
 def joules_of_all(
     own: tuple[float | None, ...], device: torch.device, ranks: Ranks, machine: int | None = None
 ) -> tuple[float | None, ...]:
-    """Sum energies, in joules, over the devices of all ranks; None in place of a sum if a rank could not measure its part.
+    """Sum energies, in joules, over the devices of all ranks.
+
+    None in place of a sum if a rank could not measure its part.
 
     A CPU's meter counts its whole machine, so only the first rank of each machine contributes.
 
@@ -127,20 +151,29 @@ def joules_of_all(
     machines = torch.zeros(ranks.size, dtype=torch.float64)
     machines[ranks.rank] = _machine() if machine is None else machine
     machine_of_rank = ranks.summed(machines).tolist()
-    counts = device.type == "cuda" or machine_of_rank.index(machine_of_rank[ranks.rank]) == ranks.rank
-    known = [math.nan if joules is None else joules for joules in own] if counts else [0.0] * len(own)
+    counts = (
+        device.type == "cuda" or machine_of_rank.index(machine_of_rank[ranks.rank]) == ranks.rank
+    )
+    known = (
+        [math.nan if joules is None else joules for joules in own] if counts else [0.0] * len(own)
+    )
     sums = ranks.summed(torch.tensor(known, dtype=torch.float64)).tolist()
     return tuple(joules if math.isfinite(joules) else None for joules in sums)
 
 
 def _machine() -> int:
-    """Number that identifies the running kernel; containers on one machine share it, as they share the energy counters."""
+    """Number that identifies the running kernel.
+
+    Containers on one machine share it, as they share the energy counters.
+    """
     return zlib.crc32((_text(Path("/proc/sys/kernel/random/boot_id")) or platform.node()).encode())
 
 
 @cache
 def _cpu_meter(process: int) -> RaplMeter:
-    """The process's only RAPL meter, read by a thread in between: a phase may last longer than a counter takes to wrap around."""
+    """The process's only RAPL meter, read by a thread in between: a phase may last longer than a
+    counter takes to wrap around.
+    """
     meter = RaplMeter()
 
     def keep_reading() -> None:

@@ -1,12 +1,15 @@
-"""What a process pays once for a custom training function: its imports, and a warm-up call where a process calls it many times.
+"""What a process pays once for a custom training function: its imports, and a warm-up call where a
+process calls it many times.
 
-Usually each training is the only one of its process, which calls the function exactly once. With ``_reuse_process_: true`` a process
-calls it for one trial after another. The first call then pays what later ones find there (lazy set-up, caches), and would be slower than
-these, which in a study is the baseline. So there the function is called once before the first call that counts, up to its first report.
-That call is build phase, as are imports of the user's own modules, and later trainings of the process are charged for both as well.
+Usually each training is the only one of its process, which calls the function exactly once. With
+``_reuse_process_: true`` a process calls it for one trial after another. The first call then pays
+what later ones find there (lazy set-up, caches), and would be slower than these, which in a study
+is the baseline. So there the function is called once before the first call that counts, up to its
+first report. That call is build phase, as are imports of the user's own modules, and later
+trainings of the process are charged for both as well.
 
-Imports of installed libraries count as nothing, like torch's own: the first of several forked processes would pay alone for what the
-fork server then imports for all others.
+Imports of installed libraries count as nothing, like torch's own: the first of several forked
+processes would pay alone for what the fork server then imports for all others.
 """
 
 import contextlib
@@ -22,12 +25,16 @@ from types import ModuleType
 from autotune.config.schema import REUSE_KEY, TrialConfig
 from autotune.measurement import Phase, PhaseClock
 
-_LIBRARY_FOLDERS = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
+_LIBRARY_FOLDERS = tuple(
+    sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")
+)
 
 
 @dataclass
 class PaidOnce:
-    """One-time costs of a training function that this process has paid: its warm-up call and its imports."""
+    """One-time costs of a training function that this process has paid: its warm-up call and its
+    imports.
+    """
 
     seconds: float = 0.0
     joules: float | None = 0.0
@@ -44,21 +51,30 @@ class PaidOnce:
             clock.enter(phase)
             self.seconds += clock.seconds(Phase.BUILD) - seconds
             now = clock.joules(Phase.BUILD)
-            self.joules = None if now is None or joules is None or self.joules is None else self.joules + now - joules
+            self.joules = (
+                None
+                if now is None or joules is None or self.joules is None
+                else self.joules + now - joules
+            )
 
 
 _paid: dict[str, PaidOnce] = {}
 """One-time costs of every function that this process has called, by ``_target_``."""
 
 
-def prepare_call(config: TrialConfig, clock: PhaseClock, warm_up: Callable[[], None], *, is_resumed: bool = False) -> PaidOnce:
-    """Charge the one-time costs of the configuration's training function to the clock, after a warm-up call where there is to be one.
+def prepare_call(
+    config: TrialConfig, clock: PhaseClock, warm_up: Callable[[], None], *, is_resumed: bool = False
+) -> PaidOnce:
+    """Charge the one-time costs of the configuration's training function to the clock, after a
+    warm-up call where there is to be one.
 
     Args:
         config: configuration that names the function.
         clock: clock of the call that counts, in its build phase.
-        warm_up: calls the function up to its first report, without counting it, and frees what it leaves.
-        is_resumed: whether the call resumes a paused training, which is charged for what its first process paid.
+        warm_up: calls the function up to its first report, without counting it, and frees what it
+            leaves.
+        is_resumed: whether the call resumes a paused training, which is charged for what its first
+            process paid.
 
     Raises:
         Exception: the function raised it.
@@ -69,7 +85,8 @@ def prepare_call(config: TrialConfig, clock: PhaseClock, warm_up: Callable[[], N
         clock.add(Phase.BUILD, paid.seconds, paid.joules)
         return paid
     paid = PaidOnce()
-    if config.training.get(REUSE_KEY) and not is_resumed:  # what a resumed one sets up does not count before it has loaded its state
+    # what a resumed one sets up does not count before it has loaded its state
+    if config.training.get(REUSE_KEY) and not is_resumed:
         with paid.counting(clock):
             warm_up()
     _paid[name] = paid
@@ -78,7 +95,10 @@ def prepare_call(config: TrialConfig, clock: PhaseClock, warm_up: Callable[[], N
 
 @contextlib.contextmanager
 def imports_are_build(clock: PhaseClock, paid: PaidOnce) -> Iterator[None]:
-    """Context in which imports of this thread count into the clock's build phase; those of installed libraries stop the clock."""
+    """Context in which imports of this thread count into the clock's build phase.
+
+    Those of installed libraries stop the clock.
+    """
     finder = _TimedImports(clock, paid)
     sys.meta_path.insert(0, finder)
     try:
@@ -99,15 +119,23 @@ class _TimedImports(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         """The module's spec, whose loader runs it with the clock in its build phase, or stopped."""
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None and self._clock.phase is not None and threading.get_ident() == self._thread:
-            is_library = fullname.partition(".")[0] == "autotune" or str(spec.origin).startswith(_LIBRARY_FOLDERS)
+        if (
+            spec is not None
+            and spec.loader is not None
+            and self._clock.phase is not None
+            and threading.get_ident() == self._thread
+        ):
+            is_library = fullname.partition(".")[0] == "autotune" or str(spec.origin).startswith(
+                _LIBRARY_FOLDERS
+            )
             run = spec.loader.exec_module
 
             def timed(module: ModuleType) -> None:
                 with self._counted(is_library=is_library):
                     run(module)
 
-            spec.loader.exec_module = timed  # type: ignore[method-assign]  # of this one module's loader
+            # of this one module's loader
+            spec.loader.exec_module = timed  # type: ignore[method-assign]
         return spec
 
     def _counted(self, *, is_library: bool) -> contextlib.AbstractContextManager[None]:
@@ -115,4 +143,8 @@ class _TimedImports(importlib.abc.MetaPathFinder):
             return contextlib.nullcontext()
         if is_library:
             return self._clock.stopped()
-        return contextlib.nullcontext() if self._clock.phase is Phase.BUILD else self._paid.counting(self._clock)
+        return (
+            contextlib.nullcontext()
+            if self._clock.phase is Phase.BUILD
+            else self._paid.counting(self._clock)
+        )

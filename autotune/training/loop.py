@@ -1,7 +1,9 @@
-"""The training loop: a generator that yields evaluations and knows nothing of tuning; its progress can be saved and resumed.
+"""The training loop: a generator that yields evaluations and knows nothing of tuning.
 
-The clock is stopped while the generator is suspended, so what the caller does with an evaluation costs the trial no time.
-Nothing is read back from the device between two evaluations.
+Its progress can be saved and resumed.
+
+The clock is stopped while the generator is suspended, so what the caller does with an evaluation
+costs the trial no time. Nothing is read back from the device between two evaluations.
 """
 
 import math
@@ -19,7 +21,15 @@ from autotune.errors import DataError
 from autotune.hiding import without_secrets_in
 from autotune.measurement import Evaluation, Phase, PhaseClock, outcome_of
 from autotune.remote import paused_while_waiting
-from autotune.training.checkpoint import random_state, read_state, save_state, save_weights, set_random_state, told_damage, weights_metadata
+from autotune.training.checkpoint import (
+    random_state,
+    read_state,
+    save_state,
+    save_weights,
+    set_random_state,
+    told_damage,
+    weights_metadata,
+)
 from autotune.training.components import Components, make_strategy
 from autotune.training.device import device_kind, peak_memory_bytes, pick_device, synchronizer
 from autotune.training.energy import energy_meter, joules_of_all
@@ -52,7 +62,9 @@ class Progress:
         return self.last.samples if self.last else 0
 
     def is_due(self, samples: int, every: int) -> bool:
-        """Whether an evaluation is due, at the first step at or past each multiple of ``every`` samples."""
+        """Whether an evaluation is due, at the first step at or past each multiple of ``every``
+        samples.
+        """
         return samples // every > self.evaluated_samples // every
 
 
@@ -70,23 +82,29 @@ def train(
 ) -> Generator[Evaluation, Path | None, float | None]:
     """Train one configuration until it reaches its target, or its time or schedule ends.
 
-    Evaluations happen every fixed number of samples, the same for all batch sizes, and at the end. The first evaluation at or past
-    the target ends the training; its time is the time to target, which is never interpolated.
+    Evaluations happen every fixed number of samples, the same for all batch sizes, and at the end.
+    The first evaluation at or past the target ends the training; its time is the time to target,
+    which is never interpolated.
 
-    If several ranks train together, each rank runs this generator. Only the first rank yields: its clock and evaluations count for
-    all ranks, and all ranks end when its caller does not ask for the next evaluation.
+    If several ranks train together, each rank runs this generator. Only the first rank yields: its
+    clock and evaluations count for all ranks, and all ranks end when its caller does not ask for
+    the next evaluation.
 
-    A caller can pause the training: it sends a folder instead of asking for the next evaluation. The state is then saved to the folder,
-    for another process to resume by ``paused_folder``, and the last evaluation is yielded again.
+    A caller can pause the training: it sends a folder instead of asking for the next evaluation.
+    The state is then saved to the folder, for another process to resume by ``paused_folder``, and
+    the last evaluation is yielded again.
 
     Args:
         config: configuration to train.
-        cap_seconds: warm seconds (prepare + train) after which the trial can no longer win: it ends CAPPED.
+        cap_seconds: warm seconds (prepare + train) after which the trial can no longer win: it ends
+            CAPPED.
         num_threads: number of CPU threads, unless the configuration sets one.
         score_test: score the held-out test split at the end.
-        state_folder: folder where the state is saved at every evaluation; a state found there is resumed, its seconds counted.
-        paused_folder: folder of a paused training's state, to resume as if there had been no pause: the clock continues where it
-            stopped, and the time to set the training up again is not counted.
+        state_folder: folder where the state is saved at every evaluation; a state found there is
+            resumed, its seconds counted.
+        paused_folder: folder of a paused training's state, to resume as if there had been no pause:
+            the clock continues where it stopped, and the time to set the training up again is not
+            counted.
         weights_path: file that the weights are written to at the end.
         origin: where the weights come from, for the metadata of that file.
         ranks: the ranks that train together, as many as the configuration has workers.
@@ -103,7 +121,8 @@ def train(
     """
     make_strategy(config)  # its imports are done before the clock starts, like those of torch
     clock = PhaseClock()
-    clock.enter(Phase.BUILD)  # before anything asks for a GPU: CUDA's start and context are paid once per process
+    # before anything asks for a GPU: CUDA's start and context are paid once per process
+    clock.enter(Phase.BUILD)
     device = pick_device(config.device)
     clock.attach(synchronizer(device), energy_meter(device))
     with paused_while_waiting(clock.stopped):
@@ -113,7 +132,12 @@ def train(
     if progress.has_ended:
         yield progress.evaluation
 
-    limit = TimeLimit(ranks, clock, min(config.target.max_train_seconds, cap_seconds - clock.seconds(Phase.PREPARE)), progress.step)
+    limit = TimeLimit(
+        ranks,
+        clock,
+        min(config.target.max_train_seconds, cap_seconds - clock.seconds(Phase.PREPARE)),
+        progress.step,
+    )
     clock.enter(Phase.TRAIN)
     with closing(run.batches(progress.step)) as batches:
         while not progress.has_ended:
@@ -123,7 +147,9 @@ def train(
             is_due = progress.is_due(progress.step * run.batch_size, run.evaluate_every_samples)
             if not is_due and progress.step < run.total_steps and not is_out_of_time:
                 continue
-            progress.last = ranks.broadcast_from_first(_evaluate(run, parts, progress, clock, cap_seconds))
+            progress.last = ranks.broadcast_from_first(
+                _evaluate(run, parts, progress, clock, cap_seconds)
+            )
             if state_folder is not None:
                 _keep(state_folder, run, parts, progress)
             if not (yield from _reported(run, parts, progress)):
@@ -133,10 +159,18 @@ def train(
     _finish(parts)
     if weights_path is not None:
         _keep_weights(weights_path, run, parts, progress.evaluation, origin)
-    return run.evaluate(parts, run.data.test)[0] if score_test and run.data.test is not None else None
+    return (
+        run.evaluate(parts, run.data.test)[0] if score_test and run.data.test is not None else None
+    )
 
 
-def _resumed(paused_folder: Path | None, state_folder: Path | None, run: Run, parts: Components, clock: PhaseClock) -> Progress:
+def _resumed(
+    paused_folder: Path | None,
+    state_folder: Path | None,
+    run: Run,
+    parts: Components,
+    clock: PhaseClock,
+) -> Progress:
     """The progress that a training goes on from: that of a saved state, if there is one."""
     if paused_folder is not None:
         clock.enter(None)
@@ -148,8 +182,13 @@ def _resumed(paused_folder: Path | None, state_folder: Path | None, run: Run, pa
     return Progress()
 
 
-def _reported(run: Run, parts: Components, progress: Progress) -> Generator[Evaluation, Path | None, bool]:
-    """Yield the evaluation on the first rank, and save the state where its caller asks; return whether the training continues."""
+def _reported(
+    run: Run, parts: Components, progress: Progress
+) -> Generator[Evaluation, Path | None, bool]:
+    """Yield the evaluation on the first rank, and save the state where its caller asks.
+
+    Return whether the training continues.
+    """
     if not run.ranks.is_first:
         return run.ranks.goes_on()
     with run.ranks.leading():
@@ -166,7 +205,9 @@ def _finish(parts: Components) -> None:
     parts.technique.finish(parts.evaluated_model)
 
 
-def _evaluate(run: Run, parts: Components, progress: Progress, clock: PhaseClock, cap_seconds: float) -> Evaluation:
+def _evaluate(
+    run: Run, parts: Components, progress: Progress, clock: PhaseClock, cap_seconds: float
+) -> Evaluation:
     """Score the validation split and make the evaluation, with clock, energy and outcome."""
     clock.enter(Phase.EVALUATE)
     metric, loss = run.evaluate(parts, run.validation)
@@ -183,7 +224,8 @@ def _evaluate(run: Run, parts: Components, progress: Progress, clock: PhaseClock
         samples=samples,
         metric=metric,
         loss=loss,
-        samples_per_second=(samples - progress.evaluated_samples) / max(train_seconds - previous_seconds, 1e-9),
+        samples_per_second=(samples - progress.evaluated_samples)
+        / max(train_seconds - previous_seconds, 1e-9),
         energy_joules=energy_joules,
         build_joules=build_joules,
         num_workers=run.ranks.size,
@@ -212,7 +254,9 @@ def measured_times(clock: PhaseClock, device: torch.device) -> dict[str, Any]:
 
 
 def _keep(folder: Path, run: Run, parts: Components, progress: Progress) -> None:
-    """Save the state that the training needs to be resumed, in place of the folder's earlier state."""
+    """Save the state that the training needs to be resumed, in place of the folder's earlier
+    state.
+    """
     save_state(
         folder,
         {
@@ -226,7 +270,8 @@ def _keep(folder: Path, run: Run, parts: Components, progress: Progress) -> None
 
 
 def _resume(folder: Path, run: Run, parts: Components, clock: PhaseClock) -> Progress:
-    """Resume from a saved state: restore the parts' state, and add the seconds and joules spent so far to the clock.
+    """Resume from a saved state: restore the parts' state, and add the seconds and joules spent so
+    far to the clock.
 
     Raises:
         DataError: the state is damaged or belongs to another configuration.
@@ -239,8 +284,11 @@ def _resume(folder: Path, run: Run, parts: Components, clock: PhaseClock) -> Pro
         return Progress(step=int(state["step"]), last=evaluation)
 
 
-def read_progress(folder: Path, config: TrialConfig, clock: PhaseClock) -> tuple[dict[str, Any], Evaluation]:
-    """Read a saved state and its last evaluation, and add the seconds and joules spent so far to the clock.
+def read_progress(
+    folder: Path, config: TrialConfig, clock: PhaseClock
+) -> tuple[dict[str, Any], Evaluation]:
+    """Read a saved state and its last evaluation, and add the seconds and joules spent so far to
+    the clock.
 
     Raises:
         DataError: the state is damaged or belongs to another configuration.
@@ -249,21 +297,30 @@ def read_progress(folder: Path, config: TrialConfig, clock: PhaseClock) -> tuple
     with told_damage(folder):
         saved = {key: value for key, value in state["config"].items() if key in wanted}
         different = [
-            key for key, value in wanted.items() if first_difference({key: saved[key]} if key in saved else {}, {key: value}) is not None
+            key
+            for key, value in wanted.items()
+            if first_difference({key: saved[key]} if key in saved else {}, {key: value}) is not None
         ]
     if different:
         raise DataError(
-            f"checkpoint.folder: {folder} holds a training with another {', '.join(different)}; accepted is an empty folder, or its own"
+            f"checkpoint.folder: {folder} holds a training with another {', '.join(different)};"
+            " accepted is an empty folder, or its own"
         )
     with told_damage(folder):
         evaluation = Evaluation.from_dict(state["evaluation"])
-        times = (evaluation.build_seconds, evaluation.prepare_seconds, evaluation.train_seconds, evaluation.evaluate_seconds)
+        times = (
+            evaluation.build_seconds,
+            evaluation.prepare_seconds,
+            evaluation.train_seconds,
+            evaluation.evaluate_seconds,
+        )
         if not all(math.isfinite(seconds) for seconds in times):
             raise ValueError(f"found {times} as seconds")
     for phase, seconds, joules in (
         (Phase.BUILD, evaluation.build_seconds, evaluation.build_joules),
         (Phase.PREPARE, evaluation.prepare_seconds, 0.0),
-        (Phase.TRAIN, evaluation.train_seconds, evaluation.energy_joules),  # includes the joules of prepare
+        # includes the joules of prepare
+        (Phase.TRAIN, evaluation.train_seconds, evaluation.energy_joules),
         (Phase.EVALUATE, evaluation.evaluate_seconds, 0.0),
     ):
         clock.add(phase, seconds, joules)
@@ -271,8 +328,13 @@ def read_progress(folder: Path, config: TrialConfig, clock: PhaseClock) -> tuple
     return state, evaluation
 
 
-def _keep_weights(path: Path, run: Run, parts: Components, evaluation: Evaluation, origin: Mapping[str, Any]) -> None:
-    """Write the scored weights, and the metadata to make their model again; every rank must call this, the first rank writes."""
+def _keep_weights(
+    path: Path, run: Run, parts: Components, evaluation: Evaluation, origin: Mapping[str, Any]
+) -> None:
+    """Write the scored weights, and the metadata to make their model again.
+
+    Every rank must call this, the first rank writes.
+    """
     weights = parts.shared.state_dict(parts.evaluated_model)
     if not run.ranks.is_first:
         return
@@ -289,5 +351,8 @@ def _keep_weights(path: Path, run: Run, parts: Components, evaluation: Evaluatio
 
 def _parts_with_state(parts: Components) -> dict[str, Any]:
     """The components whose state training changes, by name."""
-    named = {name: getattr(parts, name) for name in ("model", "optimizer", "schedule", "average", "technique", "scaler")}
+    named = {
+        name: getattr(parts, name)
+        for name in ("model", "optimizer", "schedule", "average", "technique", "scaler")
+    }
     return {name: part for name, part in named.items() if hasattr(part, "state_dict")}

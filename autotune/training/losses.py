@@ -7,7 +7,9 @@ import torch
 from torch.nn import functional
 
 
-def token_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float) -> torch.Tensor:
+def token_cross_entropy(
+    outputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
+) -> torch.Tensor:
     """Cross-entropy in nats per token: the mean over samples and positions, computed in float32.
 
     Args:
@@ -15,4 +17,6 @@ def token_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor, *, label_s
         targets: class indices [samples, ...].
         label_smoothing: share of a target that is spread evenly over all classes, 0 to 1.
     """
-    return functional.cross_entropy(outputs.float().flatten(0, -2), targets.flatten(), label_smoothing=label_smoothing)
+    return functional.cross_entropy(
+        outputs.float().flatten(0, -2), targets.flatten(), label_smoothing=label_smoothing
+    )

@@ -1,7 +1,7 @@
 """Metrics: the quantities in which a target is stated.
 
-Contract: ``metric(outputs, targets)`` returns a scalar tensor, the mean over the samples given; an evaluation weights its
-batches by size.
+Contract: ``metric(outputs, targets)`` returns a scalar tensor, the mean over the samples given; an
+evaluation weights its batches by size.
 """
 
 import math
@@ -21,10 +21,12 @@ def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def bits_per_character(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean of -log2 p of the next character: the bits per character that a text takes when it is coded with the model's predictions.
+    """Mean of -log2 p of the next character: the bits per character that a text takes when it is
+    coded with the model's predictions.
 
-    Lower is better; a model that has learned nothing gets log2 of the number of classes. All samples have the same length, so the mean
-    over samples and positions is the mean over characters, in batches of any size.
+    Lower is better; a model that has learned nothing gets log2 of the number of classes. All
+    samples have the same length, so the mean over samples and positions is the mean over
+    characters, in batches of any size.
 
     Args:
         outputs: logits [samples, length, classes].

@@ -1,4 +1,5 @@
-"""What the NVIDIA driver tells, by NVML, of the GPUs that a training uses: their energy, what disturbs them, and their limits.
+"""What the NVIDIA driver tells, by NVML, of the GPUs that a training uses: their energy, what
+disturbs them, and their limits.
 
 Nothing here needs torch or makes a CUDA context.
 """
@@ -11,7 +12,8 @@ from typing import Any
 import pynvml
 
 _HEAT, _POWER = 0x20 | 0x40, 0x80
-"""Bits of causes of lower clocks that are faults; a GPU's usual power limit is none of them. Source: nvml.h, nvmlClocksEventReason*."""
+"""Bits of causes of lower clocks that are faults; a GPU's usual power limit is none of them.
+Source: nvml.h, nvmlClocksEventReason*."""
 
 
 class UntoldError(Exception):
@@ -36,7 +38,9 @@ class NvmlGpu:
             raise UntoldError(f"NVML: {error}") from error
 
     def disturbed_by(self, own: Collection[int]) -> tuple[str | None, tuple[str, ...]]:
-        """What disturbs the GPU now, in words, None if nothing is known to; and what of it NVML does not tell.
+        """What disturbs the GPU now, in words, None if nothing is known to.
+
+        And what of it NVML does not tell.
 
         Args:
             own: ids of the processes on this machine that may compute on the GPU.
@@ -54,7 +58,10 @@ class NvmlGpu:
         return next((text for text in found if text is not None), None), tuple(untold)
 
     def limits(self) -> dict[str, Any]:
-        """UUID, power limits and highest clocks, by which cards of one kind differ in speed; None if NVML does not tell."""
+        """UUID, power limits and highest clocks, by which cards of one kind differ in speed.
+
+        None if NVML does not tell.
+        """
 
         def told(name: str, *arguments: Any, scale: float = 1.0) -> Any:
             try:
@@ -73,24 +80,40 @@ class NvmlGpu:
 
     def _slowed_by(self) -> str | None:
         reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(self.handle)
-        causes = [cause for bits, cause in ((_HEAT, "heat"), (_POWER, "its power supply")) if reasons & bits]
+        causes = [
+            cause
+            for bits, cause in ((_HEAT, "heat"), (_POWER, "its power supply"))
+            if reasons & bits
+        ]
         return f"its GPU was slowed down by {' and '.join(causes)}" if causes else None
 
     def _shared_with(self, own: Collection[int]) -> str | None:
-        """Other processes that took a tenth of the GPU's time or more in the last two seconds, in words."""
+        """Other processes that took a tenth of the GPU's time or more in the last two seconds,
+        in words.
+        """
         running = self.processes()
         others = running - set(own)
         if len(others) == len(running):
-            raise UntoldError("NVML lists no process of the study there, as in a container with process ids of its own")
+            raise UntoldError(
+                "NVML lists no process of the study there, as in a container with process ids of"
+                " its own"
+            )
         if others:
             try:
-                samples = pynvml.nvmlDeviceGetProcessUtilization(self.handle, int((time.time() - 2.0) * 1e6))
+                samples = pynvml.nvmlDeviceGetProcessUtilization(
+                    self.handle, int((time.time() - 2.0) * 1e6)
+                )
             except pynvml.NVMLError as error:
                 if error.value != pynvml.NVML_ERROR_NOT_FOUND:
                     raise
                 samples = []  # nobody computed meanwhile
             others &= {sample.pid for sample in samples if sample.smUtil >= 10}
-        return f"{len(others)} other {'process' if len(others) == 1 else 'processes'} computed on its GPU" if others else None
+        return (
+            f"{len(others)} other {'process' if len(others) == 1 else 'processes'} computed on"
+            " its GPU"
+            if others
+            else None
+        )
 
     def processes(self) -> set[int]:
         """Ids of the processes that have a CUDA context on the GPU."""
@@ -111,10 +134,16 @@ def gpu_of(uuid: str) -> NvmlGpu:
 
 
 def gpus_used_by(processes: Collection[int]) -> list[NvmlGpu]:
-    """The GPUs of this machine on which one of the processes with these ids computes; empty where there is no NVIDIA GPU."""
+    """The GPUs of this machine on which one of the processes with these ids computes.
+
+    Empty where there is no NVIDIA GPU.
+    """
     try:
         pynvml.nvmlInit()
-        gpus = [NvmlGpu(pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(pynvml.nvmlDeviceGetCount())]
+        gpus = [
+            NvmlGpu(pynvml.nvmlDeviceGetHandleByIndex(index))
+            for index in range(pynvml.nvmlDeviceGetCount())
+        ]
         return [gpu for gpu in gpus if gpu.processes() & set(processes)]
     except pynvml.NVMLError:
         return []

@@ -1,9 +1,12 @@
-"""Prepares a process from which trainings are forked: it imports once what trainings import, and runs nothing of a training.
+"""Prepares a process from which trainings are forked: it imports once what trainings import, and
+runs nothing of a training.
 
-A training imports torch's compiler with its first optimizer, and the modules of its model and data set when these are made. A process
-that is forked after these imports need not repeat them. A fork breaks threads, which do not exist in the forked process, and a CUDA
-context. So nothing is imported here that starts a thread (pyarrow does, for CSV tables), and OpenBLAS, which starts its threads when it
-is loaded, is loaded with one thread (``one_blas_thread``); a forked process then sets the usual number (``usual_blas_threads``).
+A training imports torch's compiler with its first optimizer, and the modules of its model and data
+set when these are made. A process that is forked after these imports need not repeat them. A fork
+breaks threads, which do not exist in the forked process, and a CUDA context. So nothing is imported
+here that starts a thread (pyarrow does, for CSV tables), and OpenBLAS, which starts its threads
+when it is loaded, is loaded with one thread (``one_blas_thread``); a forked process then sets the
+usual number (``usual_blas_threads``).
 """
 
 import contextlib
@@ -20,14 +23,21 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_limits
 
-_PACKAGES = ("autotune.workloads", "autotune.training", "autotune.training.optimizers", "autotune.training.techniques")
+_PACKAGES = (
+    "autotune.workloads",
+    "autotune.training",
+    "autotune.training.optimizers",
+    "autotune.training.techniques",
+)
 _MODULES = ("torch._dynamo", "numpy.ma", "safetensors.torch", "pydoc_data.topics")
-"""Further modules that trainings import: torch's compiler with its optimizers, ``numpy.ma`` with tables, Python's topics with texts."""
+"""Further modules that trainings import: torch's compiler with its optimizers, ``numpy.ma`` with
+tables, Python's topics with texts."""
 _WITH_THREADS = ("autotune.workloads.tables",)
 """Modules that are not imported because they start threads."""
 _TASKS = Path("/proc/self/task")
 _GPU_FILES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd", "/dev/dri/renderD")
-"""How the paths of device files begin that a process with a GPU's context holds: CUDA's, also in WSL, ROCm's and Level Zero's."""
+"""How the paths of device files begin that a process with a GPU's context holds: CUDA's, also in
+WSL, ROCm's and Level Zero's."""
 _CHECK_SECONDS = 0.25
 """Seconds between two calls of ``check``."""
 _END_SECONDS = 1.0
@@ -35,19 +45,24 @@ _END_SECONDS = 1.0
 _BLAS = "OPENBLAS_NUM_THREADS"
 _ARROW = "JE_ARROW_MALLOC_CONF"
 _WANTED_BLAS = "AUTOTUNE_OPENBLAS_NUM_THREADS"
-"""Variable that keeps the user's value of ``OPENBLAS_NUM_THREADS`` for the forked processes; empty if there was none."""
+"""Variable that keeps the user's value of ``OPENBLAS_NUM_THREADS`` for the forked processes;
+empty if there was none."""
 
 
 def preload(names: Sequence[str] = (), *, check: Callable[[], None] = lambda: None) -> None:
-    """Import what trainings import, so that forked processes need not; the garbage collector then ignores the imported objects.
+    """Import what trainings import, so that forked processes need not.
+
+    The garbage collector then ignores the imported objects.
 
     Args:
-        names: modules to import, in this order; one that cannot be imported is left out. Empty for all that autotune's own loop needs.
+        names: modules to import, in this order; one that cannot be imported is left out. Empty for
+            all that autotune's own loop needs.
         check: called a few times a second meanwhile.
 
-    A thread does the imports, and has ended when this returns: the imports' memory is then in that thread's own part of the heap (a
-    glibc arena), and the main thread's part stays as compact as in a new process. Otherwise a forked process would train in the gaps
-    between the imports' blocks, which made steps of 4 ms 5% longer (``benchmarks/README.md``).
+    A thread does the imports, and has ended when this returns: the imports' memory is then in that
+    thread's own part of the heap (a glibc arena), and the main thread's part stays as compact as in
+    a new process. Otherwise a forked process would train in the gaps between the imports' blocks,
+    which made steps of 4 ms 5% longer (``benchmarks/README.md``).
     """
     gc.disable()  # it would walk the imported objects again and again
     try:
@@ -58,7 +73,8 @@ def preload(names: Sequence[str] = (), *, check: Callable[[], None] = lambda: No
             imports.result()
     finally:
         gc.enable()
-    gc.freeze()  # else a collection in a forked process would copy every memory page of the imported objects
+    # else a collection in a forked process would copy every memory page of the imported objects
+    gc.freeze()
     until = time.monotonic() + _END_SECONDS
     while len(list(_TASKS.iterdir())) > 1 and time.monotonic() < until:
         time.sleep(0.001)
@@ -66,7 +82,11 @@ def preload(names: Sequence[str] = (), *, check: Callable[[], None] = lambda: No
 
 def _import_all() -> None:
     packages = [importlib.import_module(package) for package in _PACKAGES]
-    names = [module.name for package in packages for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")]
+    names = [
+        module.name
+        for package in packages
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
+    ]
     for name in (*_MODULES, *names):
         if name not in _WITH_THREADS:
             importlib.import_module(name)
@@ -79,15 +99,25 @@ def _import_each(names: Sequence[str]) -> None:
 
 
 def imported_libraries(before: Collection[str]) -> list[str]:
-    """Modules of installed libraries, and of Python's own, that were imported since ``before``, the names of those that had been."""
+    """Modules of installed libraries, and of Python's own, that were imported since ``before``,
+    the names of those that had been.
+    """
     folders = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
-    specs = [getattr(module, "__spec__", None) for name, module in list(sys.modules.items()) if name not in before]
-    return [spec.name for spec in specs if spec is not None and str(spec.origin).startswith(folders)]
+    specs = [
+        getattr(module, "__spec__", None)
+        for name, module in list(sys.modules.items())
+        if name not in before
+    ]
+    return [
+        spec.name for spec in specs if spec is not None and str(spec.origin).startswith(folders)
+    ]
 
 
 def fork_fault() -> str | None:
     """Why a fork of this process could not train; None if it could."""
-    threads = sorted(path.joinpath("comm").read_text(encoding="utf-8").strip() for path in _TASKS.iterdir())
+    threads = sorted(
+        path.joinpath("comm").read_text(encoding="utf-8").strip() for path in _TASKS.iterdir()
+    )
     if len(threads) > 1:
         return f"it has {len(threads)} threads ({', '.join(threads)})"
     devices = sorted({target for target in _open_files() if target.startswith(_GPU_FILES)})
@@ -105,12 +135,21 @@ def _open_files() -> list[str]:
 
 
 def one_blas_thread(environment: Mapping[str, str]) -> dict[str, str]:
-    """Environment for a process that trainings will be forked from: OpenBLAS and pyarrow's memory allocator start no threads in it."""
-    return {_ARROW: "background_thread:false", **environment, _BLAS: "1", _WANTED_BLAS: environment.get(_BLAS, "")}
+    """Environment for a process that trainings will be forked from: OpenBLAS and pyarrow's
+    memory allocator start no threads in it.
+    """
+    return {
+        _ARROW: "background_thread:false",
+        **environment,
+        _BLAS: "1",
+        _WANTED_BLAS: environment.get(_BLAS, ""),
+    }
 
 
 def usual_blas_threads() -> None:
-    """Undo ``one_blas_thread`` in a forked process: restore its environment and give OpenBLAS the threads of a new process."""
+    """Undo ``one_blas_thread`` in a forked process: restore its environment and give OpenBLAS
+    the threads of a new process.
+    """
     setting = os.environ.pop(_WANTED_BLAS, None)
     if setting is None:
         return
@@ -119,6 +158,9 @@ def usual_blas_threads() -> None:
     else:
         os.environ.pop(_BLAS, None)
     settings = (setting, os.environ.get("OMP_NUM_THREADS", ""))
-    num_threads = next((int(text) for text in settings if text.isdigit() and int(text) > 0), len(os.sched_getaffinity(0)))
+    num_threads = next(
+        (int(text) for text in settings if text.isdigit() and int(text) > 0),
+        len(os.sched_getaffinity(0)),
+    )
     if num_threads > 1:
         threadpool_limits(num_threads, user_api="blas")

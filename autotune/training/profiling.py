@@ -1,8 +1,10 @@
-"""Profiles a configuration's training: runs its own steps, first timed, then under torch's profiler.
+"""Profiles a configuration's training: runs its own steps, first timed, then under torch's
+profiler.
 
-Nothing is evaluated, and the trained weights are not saved. torch's ``key_averages`` gives the times of the labels that
-``step.py`` sets and of the operators. Backward kernels are started by a thread of autograd's, outside the label of the
-training's thread, so on a GPU the backward pass (or the CUDA graph) has what no other part has started.
+Nothing is evaluated, and the trained weights are not saved. torch's ``key_averages`` gives the
+times of the labels that ``step.py`` sets and of the operators. Backward kernels are started by a
+thread of autograd's, outside the label of the training's thread, so on a GPU the backward pass (or
+the CUDA graph) has what no other part has started.
 """
 
 import inspect
@@ -17,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.autograd.profiler import DeviceType  # type: ignore[attr-defined]  # missing in torch's stubs
+
+# missing in torch's stubs
+from torch.autograd.profiler import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from autotune.config.build import build_partial
@@ -36,33 +40,46 @@ _NUM_WARM_UPS, _NUM_WATCHED = 3, 2
 """Steps before the timed ones, and steps in which waits for the GPU are looked for."""
 
 
-def profile_training(config: TrialConfig, trace: Path, *, num_profiled: int, progress: float, num_threads: int) -> StepProfile:
+def profile_training(
+    config: TrialConfig, trace: Path, *, num_profiled: int, progress: float, num_threads: int
+) -> StepProfile:
     """Profile steps of one configuration's training.
 
     Args:
-        config: configuration to profile; its schedule is lengthened if it has fewer steps than the profile needs.
+        config: configuration to profile; its schedule is lengthened if it has fewer steps than the
+            profile needs.
         trace: file that the Chrome trace is written to; missing folders are created.
         num_profiled: number of steps to time, and number of further steps to profile.
-        progress: fraction of the schedule, 0 to 1, at which the steps begin; earlier steps are not run.
+        progress: fraction of the schedule, 0 to 1, at which the steps begin; earlier steps are not
+            run.
         num_threads: number of CPU threads, unless the configuration sets one.
 
     Raises:
-        ConfigError: the training is a function or takes several workers, or a component cannot be made.
+        ConfigError: the training is a function or takes several workers, or a component cannot be
+            made.
         ExecutionError: the profiler does not see the GPU.
         Exception: the trained code raised it; memory errors are not caught here.
     """
     if config.training is not None:
-        raise ConfigError("training: a function has no steps to tell apart; profile an experiment without `training`")
+        raise ConfigError(
+            "training: a function has no steps to tell apart; profile an experiment without"
+            " `training`"
+        )
     if config.num_workers > 1:
         raise ConfigError(f"parallelism.num_workers: found {config.num_workers}; a profile needs 1")
     device = pick_device(config.device)
     if device.type in OTHER_DEVICES:
-        raise ConfigError(f"device: found {device.type}, which torch's profiler does not see; a profile needs auto, cpu or cuda")
+        raise ConfigError(
+            f"device: found {device.type}, which torch's profiler does not see; a profile needs"
+            " auto, cpu or cuda"
+        )
     on_gpu = device.type == "cuda"
     num_needed = 2 * _NUM_WARM_UPS + 2 * num_profiled + _NUM_WATCHED
     data = load_data(config)
     if num_steps(config, data) < num_needed:
-        config = replace(config, epochs=num_needed / (len(data.train) // min(config.batch_size, len(data.train))))
+        config = replace(
+            config, epochs=num_needed / (len(data.train) // min(config.batch_size, len(data.train)))
+        )
     run, step = set_up(config, device, PhaseClock(), num_threads)
     first = round(progress * (run.total_steps - num_needed))
     steps, wait = iter(range(first, run.total_steps)), synchronizer(device)
@@ -84,13 +101,17 @@ def profile_training(config: TrialConfig, trace: Path, *, num_profiled: int, pro
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
         with profile(activities=activities):  # the first one is set up
             take(_NUM_WARM_UPS)
-        with profile(activities=activities, acc_events=True) as profiler:  # without it torch 2.11 warns
+        # without it torch 2.11 warns
+        with profile(activities=activities, acc_events=True) as profiler:
             seconds = take(num_profiled)
     make_folder(trace.parent)
     with tempfile.TemporaryDirectory() as folder, replacing(trace) as part:
-        profiler.export_chrome_trace(str(made := Path(folder) / trace.name))  # which replaces the file
+        # which replaces the file
+        profiler.export_chrome_trace(str(made := Path(folder) / trace.name))
         shutil.copyfile(made, part)
-    signature = inspect.signature(build_partial(config.optimizer, config.allowed_targets, "optimizer").func)
+    signature = inspect.signature(
+        build_partial(config.optimizer, config.allowed_targets, "optimizer").func
+    )
     settings = asdict(config)
     name, capability = gpu_kind(device) if on_gpu else (cpu_name(), None)
     return StepProfile(
@@ -103,16 +124,26 @@ def profile_training(config: TrialConfig, trace: Path, *, num_profiled: int, pro
         compute_capability=capability,
         num_threads=torch.get_num_threads(),
         peak_memory_bytes=peak,
-        memory_limit_bytes=torch.cuda.get_device_properties(device).total_memory if on_gpu else None,
+        memory_limit_bytes=(
+            torch.cuda.get_device_properties(device).total_memory if on_gpu else None
+        ),
         is_resident=run.is_resident,
         is_small=fits_on(device, run.data),
-        optimizer_kernels=tuple(kernels for kernels in ("fused", "foreach") if kernels in signature.parameters),
-        settings={f"{group}.{key}": value for group in ("runtime", "data_path", "precision") for key, value in settings[group].items()},
+        optimizer_kernels=tuple(
+            kernels for kernels in ("fused", "foreach") if kernels in signature.parameters
+        ),
+        settings={
+            f"{group}.{key}": value
+            for group in ("runtime", "data_path", "precision")
+            for key, value in settings[group].items()
+        },
     )
 
 
 def _waits(take_step: Callable[[], None], device: torch.device) -> tuple[str, ...]:
-    """Lines of Python (``file:line``) that make the host wait for the GPU within two steps, by torch's own check; empty on the CPU."""
+    """Lines of Python (``file:line``) that make the host wait for the GPU within two steps, by
+    torch's own check; empty on the CPU.
+    """
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         if device.type == "cuda":
@@ -125,12 +156,16 @@ def _waits(take_step: Callable[[], None], device: torch.device) -> tuple[str, ..
                 torch.cuda.set_sync_debug_mode("default")
     return tuple(
         dict.fromkeys(
-            f"{warning.filename}:{warning.lineno}" for warning in told if "called a synchronizing CUDA operation" in str(warning.message)
+            f"{warning.filename}:{warning.lineno}"
+            for warning in told
+            if "called a synchronizing CUDA operation" in str(warning.message)
         )
     )
 
 
-def _times(averages: Iterable[Any], seconds: float, num_profiled: int, *, on_gpu: bool) -> Mapping[str, Any]:
+def _times(
+    averages: Iterable[Any], seconds: float, num_profiled: int, *, on_gpu: bool
+) -> Mapping[str, Any]:
     """Seconds per step by part and by operator."""
 
     def per_step(microseconds: float) -> float:
@@ -138,19 +173,36 @@ def _times(averages: Iterable[Any], seconds: float, num_profiled: int, *, on_gpu
 
     on_host = [event for event in averages if event.device_type == DeviceType.CPU]
     names = (*PARTS, *([WAITING] if on_gpu else []))
-    parts = {event.key: event for event in on_host if event.is_user_annotation and event.key in names}
+    parts = {
+        event.key: event for event in on_host if event.is_user_annotation and event.key in names
+    }
     step_seconds = seconds / num_profiled
     host = {part: per_step(event.cpu_time_total) for part, event in parts.items()}
     host = {**host, BETWEEN: max(0.0, step_seconds - sum(host.values()))}
-    kernels = [event for event in averages if event.device_type == DeviceType.CUDA and not event.is_user_annotation]
+    kernels = [
+        event
+        for event in averages
+        if event.device_type == DeviceType.CUDA and not event.is_user_annotation
+    ]
     device = {}
     if on_gpu:
         busy = sum(per_step(event.self_device_time_total) for event in kernels)
         if not busy:
-            raise ExecutionError("device: torch's profiler sees nothing that runs on this GPU; it needs CUPTI, which CUDA brings")
+            raise ExecutionError(
+                "device: torch's profiler sees nothing that runs on this GPU; it needs CUPTI, which"
+                " CUDA brings"
+            )
         rest = "graph" if "graph" in parts else "backward"
-        device = {part: per_step(event.device_time_total) for part, event in parts.items() if part not in (rest, WAITING)}
-        device = {**device, rest: max(0.0, busy - sum(device.values())), IDLE: max(0.0, step_seconds - busy)}
+        device = {
+            part: per_step(event.device_time_total)
+            for part, event in parts.items()
+            if part not in (rest, WAITING)
+        }
+        device = {
+            **device,
+            rest: max(0.0, busy - sum(device.values())),
+            IDLE: max(0.0, step_seconds - busy),
+        }
     operators = [
         OperatorTime(
             name=event.key,
@@ -164,6 +216,11 @@ def _times(averages: Iterable[Any], seconds: float, num_profiled: int, *, on_gpu
         "step_seconds": step_seconds,
         "host_seconds": host,
         "device_seconds": device,
-        "operators": tuple(sorted(filter(lambda operator: operator.seconds, operators), key=lambda operator: -operator.seconds)),
+        "operators": tuple(
+            sorted(
+                filter(lambda operator: operator.seconds, operators),
+                key=lambda operator: -operator.seconds,
+            )
+        ),
         "num_kernels": sum(event.count for event in kernels) / num_profiled,
     }

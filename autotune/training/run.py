@@ -1,4 +1,6 @@
-"""Runs one training, by autotune's loop or the user's own, and checks beforehand that it can run."""
+"""Runs one training, by autotune's loop or the user's own, and checks beforehand that it can
+run.
+"""
 
 import hashlib
 import json
@@ -36,25 +38,39 @@ def start_training(
     ranks: Ranks = ALONE,
     **kept: Any,
 ) -> Generator[Evaluation, Path | None, float | None]:
-    """Start the configuration's training, by autotune's loop or by the user's training function; see ``autotune.training.loop.train``.
+    """Start the configuration's training, by autotune's loop or by the user's training function.
 
-    A training function of the user's own scores no test split, which a line in the log says if it is asked for.
+    See ``autotune.training.loop.train``.
+
+    A training function of the user's own scores no test split, which a line in the log says if it
+    is asked for.
 
     Raises:
         ConfigError: the training function is the user's own, and is to train with other ranks.
     """
     if config.training is None:
-        return train(config, cap_seconds=cap_seconds, num_threads=num_threads, score_test=score_test, ranks=ranks, **kept)
+        return train(
+            config,
+            cap_seconds=cap_seconds,
+            num_threads=num_threads,
+            score_test=score_test,
+            ranks=ranks,
+            **kept,
+        )
     name = config.training["_target_"]
     if ranks.size > 1:
-        raise ConfigError(f"training: {name}: found {ranks.size} ranks, accepted with a training function of one's own is 1")
+        raise ConfigError(
+            f"training: {name}: found {ranks.size} ranks, accepted with a training function of"
+            " one's own is 1"
+        )
     if score_test:
         _log.info("training: %s is a function of one's own: no test split is scored", name)
     return train_own(config, cap_seconds=cap_seconds, num_threads=num_threads, **kept)
 
 
 def check_training(config: TrialConfig) -> None:
-    """Make everything that a training needs once, on the CPU, without training, so that mistakes show before a device is taken.
+    """Make everything that a training needs once, on the CPU, without training, so that mistakes
+    show before a device is taken.
 
     Raises:
         ConfigError: a component is not allowed, does not exist, or refuses its values.
@@ -68,13 +84,17 @@ def check_training(config: TrialConfig) -> None:
     make_components(config, data, torch.device("cpu"), num_steps(config, data))
 
 
-def fingerprint(config: TrialConfig, num_threads: int, started: Collection[int] = ()) -> Mapping[str, Any]:
-    """Facts that a trial's measurements depend on besides its configuration: versions, device, driver, threads, data.
+def fingerprint(
+    config: TrialConfig, num_threads: int, started: Collection[int] = ()
+) -> Mapping[str, Any]:
+    """Facts that a trial's measurements depend on besides its configuration: versions, device,
+    driver, threads, data.
 
     Call this after the training, in the process that trained.
 
     Args:
-        started: ids of the processes that this one has started: a training that is a command computes in one of them.
+        started: ids of the processes that this one has started: a training that is a command
+            computes in one of them.
     """
     device = pick_device(config.device)
     is_gpu = device.type == "cuda"
@@ -90,5 +110,7 @@ def fingerprint(config: TrialConfig, num_threads: int, started: Collection[int] 
         "data_checksum": load_data(config).checksum if config.training is None else None,
         "versions": versions(),
     }
-    digest = hashlib.sha256(json.dumps([facts, config.as_dict()], sort_keys=True, default=str).encode())
+    digest = hashlib.sha256(
+        json.dumps([facts, config.as_dict()], sort_keys=True, default=str).encode()
+    )
     return {**facts, "sha256": digest.hexdigest()[:16]}

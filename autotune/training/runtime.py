@@ -1,7 +1,8 @@
-"""Runtime: number formats, and the settings of the process and of the model's execution that change speed and memory.
+"""Runtime: number formats, and the settings of the process and of the model's execution that change
+speed and memory.
 
-A precision also changes the numbers in which a training computes and keeps its weights, and the scaling of its gradients; the other
-settings leave the result as it is.
+A precision also changes the numbers in which a training computes and keeps its weights, and the
+scaling of its gradients; the other settings leave the result as it is.
 """
 
 import contextlib
@@ -22,10 +23,10 @@ from autotune.errors import ConfigError
 Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Function that computes the loss of a batch from its inputs and targets."""
 FLOAT8_ROWS = 16
-"""Number of which a matrix's rows must be a multiple, so that float8 can multiply the matrix for a weight's gradient.
+"""Number of which a matrix's rows must be a multiple, so that float8 can multiply the matrix for a
+weight's gradient.
 
-Source: torch._scaled_mm: the dimension that is summed over is divisible by 16.
-"""
+Source: torch._scaled_mm: the dimension that is summed over is divisible by 16."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,12 @@ class Precision:
         return dtype
 
     def apply(self) -> None:
-        """Set how this process multiplies float32 numbers, whatever an earlier training set; None leaves it as torch or the user has it.
+        """Set how this process multiplies float32 numbers, whatever an earlier training set.
 
-        Convolutions are set by ``allow_tf32``: if torch's newer ``conv.fp32_precision`` is set, any code that reads that flag raises.
+        None leaves it as torch or the user has it.
+
+        Convolutions are set by ``allow_tf32``: if torch's newer ``conv.fp32_precision`` is set, any
+        code that reads that flag raises.
         """
         global _float32_as_found  # noqa: PLW0603  # settings of the process
         wanted = self.settings.float32_precision
@@ -56,41 +60,65 @@ class Precision:
         else:
             _float32_as_found = _float32_as_found or _float32_settings()
             # Without TensorFloat-32 a value that others set for all operators would apply.
-            settings = ("none", "none", "high", True) if wanted == "tf32" else ("none", "none", "highest", False)
-        torch.backends.fp32_precision, torch.backends.cudnn.fp32_precision, products, convolutions = settings  # type: ignore[attr-defined]  # missing in torch's stubs
+            settings = (
+                ("none", "none", "high", True)
+                if wanted == "tf32"
+                else ("none", "none", "highest", False)
+            )
+        default, cudnn, products, convolutions = settings
+        torch.backends.fp32_precision = default  # type: ignore[attr-defined]  # missing in stubs
+        torch.backends.cudnn.fp32_precision = cudnn
         torch.set_float32_matmul_precision(products)
         torch.backends.cudnn.allow_tf32 = convolutions
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Autocast context for forward pass and loss; it does nothing without an autocast dtype."""
         dtype = self.settings.autocast_dtype
-        return torch.autocast(self.device.type, getattr(torch, dtype)) if dtype else contextlib.nullcontext()
+        return (
+            torch.autocast(self.device.type, getattr(torch, dtype))
+            if dtype
+            else contextlib.nullcontext()
+        )
 
     def make_scaler(self) -> torch.amp.GradScaler | None:
         """A new gradient scaler for float16 autocast; None if none is needed.
 
-        A step whose scaled gradients overflow is skipped. Fused optimizers decide that on the device; others make the host wait
-        for the device in each step.
+        A step whose scaled gradients overflow is skipped. Fused optimizers decide that on the
+        device; others make the host wait for the device in each step.
         """
         if self.settings.autocast_dtype != "float16":
             return None
-        # The scaler may skip the first steps until it finds the scale; the schedule advances all the same.
-        warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
+        # The scaler may skip the first steps until it finds the scale; the schedule advances all
+        # the same.
+        warnings.filterwarnings(
+            "ignore", message="Detected call of `lr_scheduler.step", category=UserWarning
+        )
         return torch.amp.GradScaler(self.device.type)
 
     def outputs(self, outputs: torch.Tensor) -> torch.Tensor:
-        """A model's outputs as the loss takes them: converted to float32 if the weights have another dtype."""
-        return outputs if self.weights_dtype is torch.float32 or not isinstance(outputs, torch.Tensor) else outputs.float()
+        """A model's outputs as the loss takes them: converted to float32 if the weights have
+        another dtype.
+        """
+        return (
+            outputs
+            if self.weights_dtype is torch.float32 or not isinstance(outputs, torch.Tensor)
+            else outputs.float()
+        )
 
     def float8_rows(self, model: torch.nn.Module, inputs: torch.Tensor) -> set[int]:
-        """Numbers of rows of the matrices that the model's float8 layers receive for the given inputs; empty without such layers."""
+        """Numbers of rows of the matrices that the model's float8 layers receive for the given
+        inputs; empty without such layers.
+        """
         if not self.settings.float8:
             return set()
-        from torchao.float8.float8_linear import Float8Linear  # noqa: PLC0415  # optional extra, installed if the model has float8 layers
+        # optional extra, installed if the model has float8 layers
+        from torchao.float8.float8_linear import Float8Linear  # noqa: PLC0415
 
         rows: set[int] = set()
         hooks = [
-            layer.register_forward_pre_hook(lambda _, arguments: rows.add(arguments[0].numel() // arguments[0].shape[-1]))
+            layer.register_forward_pre_hook(
+                lambda _, arguments: rows.add(arguments[0].numel() // arguments[0].shape[-1])
+            )
             for layer in model.modules()
             if isinstance(layer, Float8Linear)
         ]
@@ -109,10 +137,13 @@ class Precision:
         """Convert the model to the precision's number formats.
 
         Raises:
-            ConfigError: float8 is set, but torchao is not installed or the model has no linear layer that float8 can compute.
+            ConfigError: float8 is set, but torchao is not installed or the model has no linear
+                layer that float8 can compute.
         """
         model = model.to(self.weights_dtype)
-        return _to_float8(model, emulate=self.device.type != "cuda") if self.settings.float8 else model
+        return (
+            _to_float8(model, emulate=self.device.type != "cuda") if self.settings.float8 else model
+        )
 
 
 _float32_as_found: tuple[str, str, str, bool] | None = None
@@ -120,28 +151,52 @@ _float32_as_found: tuple[str, str, str, bool] | None = None
 
 
 def _float32_settings() -> tuple[str, str, str, bool]:
-    """How this process multiplies float32 numbers: everywhere, in cuDNN, in products, and TensorFloat-32 in convolutions."""
-    everywhere, cudnn = torch.backends.fp32_precision, torch.backends.cudnn.fp32_precision  # type: ignore[attr-defined]  # missing in torch's stubs
+    """How this process multiplies float32 numbers: everywhere, in cuDNN, in products, and
+    TensorFloat-32 in convolutions.
+    """
+    everywhere = torch.backends.fp32_precision  # type: ignore[attr-defined]  # missing in stubs
+    cudnn = torch.backends.cudnn.fp32_precision
     try:
-        return everywhere, cudnn, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    except RuntimeError:  # the user set some by torch's newer names, after which the older ones cannot be read
+        return (
+            everywhere,
+            cudnn,
+            torch.get_float32_matmul_precision(),
+            torch.backends.cudnn.allow_tf32,
+        )
+    # the user set some by torch's newer names, after which the older ones cannot be read
+    except RuntimeError:
         return everywhere, cudnn, "highest", True  # torch's own
 
 
 def _to_float8(model: torch.nn.Module, *, emulate: bool) -> torch.nn.Module:
-    """Replace the model's linear layers by torchao's float8 layers; ``emulate`` only rounds like float8, for devices other than GPUs."""
+    """Replace the model's linear layers by torchao's float8 layers.
+
+    ``emulate`` only rounds like float8, for devices other than GPUs.
+    """
     try:
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # noqa: PLC0415  # optional extra
+        # optional extra
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # noqa: PLC0415
         from torchao.float8.float8_linear import Float8Linear  # noqa: PLC0415
     except ImportError as error:
-        raise ConfigError(f"precision.float8: needs torchao ({error}): pip install 'autotune[fp8]'") from error
+        raise ConfigError(
+            f"precision.float8: needs torchao ({error}): pip install 'autotune[fp8]'"
+        ) from error
 
     def fits(module: torch.nn.Module, _: str) -> bool:
-        return isinstance(module, torch.nn.Linear) and module.in_features % 16 == 0 and module.out_features % 16 == 0
+        return (
+            isinstance(module, torch.nn.Linear)
+            and module.in_features % 16 == 0
+            and module.out_features % 16 == 0
+        )
 
-    converted = convert_to_float8_training(model, module_filter_fn=fits, config=Float8LinearConfig(emulate=emulate))
+    converted = convert_to_float8_training(
+        model, module_filter_fn=fits, config=Float8LinearConfig(emulate=emulate)
+    )
     if not any(isinstance(module, Float8Linear) for module in converted.modules()):
-        raise ConfigError("precision.float8: the model has no linear layer whose sizes are multiples of 16, which float8 needs")
+        raise ConfigError(
+            "precision.float8: the model has no linear layer whose sizes are multiples of 16, which"
+            " float8 needs"
+        )
     return converted  # type: ignore[no-any-return]  # torchao has no types
 
 
@@ -157,42 +212,64 @@ def apply_runtime(config: TrialConfig, device: torch.device, num_threads: int) -
     torch.set_num_threads(runtime.num_threads or num_threads)
     torch.backends.cudnn.benchmark = runtime.cudnn_benchmark
     if device.type == "cuda":
-        torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{runtime.expandable_segments}")  # noqa: SLF001  # no public one
+        # no public one
+        torch._C._accelerator_setAllocatorSettings(  # noqa: SLF001
+            f"expandable_segments:{runtime.expandable_segments}"
+        )
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()  # every training compiles for itself
 
 
 def compiled(compute: Compute, mode: str | None) -> Compute:
-    """The function compiled for fixed shapes in a mode of ``torch.compile``; the function itself if the mode is None."""
+    """The function compiled for fixed shapes in a mode of ``torch.compile``.
+
+    The function itself if the mode is None.
+    """
     if mode is None:
         return compute
     return torch.compile(compute, mode=mode, dynamic=False)
 
 
 def checkpoint_activations(model: torch.nn.Module, *, recompute_statistics: bool) -> None:
-    """Checkpoint a model's blocks: each block keeps only its inputs, and computes its activations again in the backward pass.
+    """Checkpoint a model's blocks: each block keeps only its inputs, and computes its activations
+    again in the backward pass.
 
-    The blocks are what ``model.blocks()`` returns, or else the children of every outermost Sequential and ModuleList. With
-    ``recompute_statistics`` the second forward pass may update batch norm's running statistics again; a compiled pass does not anyway.
+    The blocks are what ``model.blocks()`` returns, or else the children of every outermost
+    Sequential and ModuleList. With ``recompute_statistics`` the second forward pass may update
+    batch norm's running statistics again; a compiled pass does not anyway.
 
-    Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), as torch.utils.checkpoint.
+    Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), as
+    torch.utils.checkpoint.
     """
     for block in _blocks(model):
         contexts = functools.partial(_contexts, block)
         settings: dict[str, Any] = {} if recompute_statistics else {"context_fn": contexts}
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, **settings)
+        block.forward = functools.partial(
+            checkpoint, block.forward, use_reentrant=False, **settings
+        )
 
 
 def _blocks(model: torch.nn.Module) -> Sequence[torch.nn.Module]:
     blocks_method = getattr(model, "blocks", None)
     if callable(blocks_method):
         return list(blocks_method())
-    containers = [module for module in model.modules() if isinstance(module, torch.nn.Sequential | torch.nn.ModuleList)]
+    containers = [
+        module
+        for module in model.modules()
+        if isinstance(module, torch.nn.Sequential | torch.nn.ModuleList)
+    ]
     nested = {id(inner) for outer in containers for inner in outer.modules() if inner is not outer}
-    return [child for container in containers if id(container) not in nested for child in container.children()]
+    return [
+        child
+        for container in containers
+        if id(container) not in nested
+        for child in container.children()
+    ]
 
 
-def _contexts(block: torch.nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+def _contexts(
+    block: torch.nn.Module,
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     return contextlib.nullcontext(), _statistics_kept(block)
 
 
@@ -200,7 +277,11 @@ def _contexts(block: torch.nn.Module) -> tuple[AbstractContextManager[None], Abs
 def _statistics_kept(block: torch.nn.Module) -> Iterator[None]:
     """Context in which a forward pass leaves the running statistics of batch norms unchanged."""
     batch_norm = torch.nn.modules.batchnorm._BatchNorm  # noqa: SLF001  # no public base class
-    norms = [module for module in block.modules() if isinstance(module, batch_norm) and module.track_running_stats]
+    norms = [
+        module
+        for module in block.modules()
+        if isinstance(module, batch_norm) and module.track_running_stats
+    ]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.momentum = 0.0
@@ -214,25 +295,34 @@ def _statistics_kept(block: torch.nn.Module) -> Iterator[None]:
 
 
 class GraphedGradients:
-    """Computes a batch's gradients by replaying a CUDA graph: one launch for the whole forward and backward pass.
+    """Computes a batch's gradients by replaying a CUDA graph: one launch for the whole forward and
+    backward pass.
 
-    A graph reads and writes fixed addresses: inputs are copied into the graph's own tensors, and gradients stay where the capture put
-    them, so the parameters' ``.grad`` must not be moved. There is one graph for each shape of inputs and each set of trainable
-    parameters, because a technique may unfreeze parameters: a graph may be captured amid a training, whose running statistics the
-    warm-ups leave as they were. Warm-ups and captures share one stream, because autograd adds up a parameter's gradient on the stream of
-    its first use as long as anything keeps that part of the autograd graph, such as the masked weights of pruning.
+    A graph reads and writes fixed addresses: inputs are copied into the graph's own tensors, and
+    gradients stay where the capture put them, so the parameters' ``.grad`` must not be moved. There
+    is one graph for each shape of inputs and each set of trainable parameters, because a technique
+    may unfreeze parameters: a graph may be captured amid a training, whose running statistics the
+    warm-ups leave as they were. Warm-ups and captures share one stream, because autograd adds up a
+    parameter's gradient on the stream of its first use as long as anything keeps that part of the
+    autograd graph, such as the masked weights of pruning.
 
     Source: the PyTorch documentation, "CUDA semantics: whole-network capture".
     """
 
     _NUM_WARM_UPS = 3
 
-    def __init__(self, gradients: Callable[[torch.Tensor, torch.Tensor], None], model: torch.nn.Module) -> None:
+    def __init__(
+        self, gradients: Callable[[torch.Tensor, torch.Tensor], None], model: torch.nn.Module
+    ) -> None:
         self._gradients = gradients
         self._model = model
         self._parameters = list(model.parameters())
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # missing in torch's stubs
-        self._graphs: dict[object, tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor, list[torch.Tensor | None]]] = {}
+        # missing in torch's stubs
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._graphs: dict[
+            object,
+            tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor, list[torch.Tensor | None]],
+        ] = {}
 
     def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         """Put the batch's gradients into the parameters' ``.grad``."""
@@ -264,7 +354,12 @@ class GraphedGradients:
             self._gradients(static_inputs, static_targets)
         for buffer, before in buffers:
             buffer.copy_(before)
-        return graph, static_inputs, static_targets, [parameter.grad for parameter in self._parameters]
+        return (
+            graph,
+            static_inputs,
+            static_targets,
+            [parameter.grad for parameter in self._parameters],
+        )
 
     def _clear_gradients(self) -> None:
         for parameter in self._parameters:

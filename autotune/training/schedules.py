@@ -1,12 +1,13 @@
 """Learning-rate schedules over a known number of steps.
 
-Contract: ``schedule(optimizer, total_steps)`` returns a scheduler that is stepped after every optimizer step, or None if
-the learning rate stays constant. The optimizer's learning rate is the schedule's highest: a schedule multiplies the rate of each
-param group by the same factors between 0 and 1. A group with a ``schedule_fraction`` completes its schedule in that fraction of
-the steps, and its rate is 0 afterwards.
+Contract: ``schedule(optimizer, total_steps)`` returns a scheduler that is stepped after every
+optimizer step, or None if the learning rate stays constant. The optimizer's learning rate is the
+schedule's highest: a schedule multiplies the rate of each param group by the same factors between 0
+and 1. A group with a ``schedule_fraction`` completes its schedule in that fraction of the steps,
+and its rate is 0 afterwards.
 
-Each shape is a function of the step alone, so that every group can have its own number of steps, and a training can resume at any
-step without further state.
+Each shape is a function of the step alone, so that every group can have its own number of steps,
+and a training can resume at any step without further state.
 """
 
 import math
@@ -18,7 +19,8 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from autotune.errors import ConfigError, check_fractions
 
 Shape = Callable[[int, int], float]
-"""``shape(step, num_steps)``: factor of the learning rate at a step, 0 to ``num_steps``, of a schedule of ``num_steps`` steps."""
+"""``shape(step, num_steps)``: factor of the learning rate at a step, 0 to ``num_steps``, of a
+schedule of ``num_steps`` steps."""
 
 
 def constant(optimizer: torch.optim.Optimizer, total_steps: int) -> LRScheduler | None:
@@ -28,11 +30,15 @@ def constant(optimizer: torch.optim.Optimizer, total_steps: int) -> LRScheduler 
     return _scheduler(optimizer, total_steps, lambda step, num_steps: 1.0)
 
 
-def one_cycle(optimizer: torch.optim.Optimizer, total_steps: int, *, warmup_fraction: float) -> LRScheduler:
-    """Half a cosine up from 1/25 of the optimizer's learning rate to the full rate, then half a cosine down to 1/250,000 of it.
+def one_cycle(
+    optimizer: torch.optim.Optimizer, total_steps: int, *, warmup_fraction: float
+) -> LRScheduler:
+    """Half a cosine up from 1/25 of the optimizer's learning rate to the full rate, then half a
+    cosine down to 1/250,000 of it.
 
-    Source: Smith & Topin, "Super-Convergence" (2017), with the shape of torch.optim.lr_scheduler.OneCycleLR. The paper also cycles
-    momentum, in the opposite direction; here the optimizer's momentum stays constant, so that it can be searched over.
+    Source: Smith & Topin, "Super-Convergence" (2017), with the shape of
+    torch.optim.lr_scheduler.OneCycleLR. The paper also cycles momentum, in the opposite direction;
+    here the optimizer's momentum stays constant, so that it can be searched over.
     """
     check_fractions("lr_schedule", warmup_fraction=warmup_fraction)
 
@@ -47,35 +53,70 @@ def one_cycle(optimizer: torch.optim.Optimizer, total_steps: int, *, warmup_frac
     return _scheduler(optimizer, total_steps, shape)
 
 
-def cosine(optimizer: torch.optim.Optimizer, total_steps: int, *, warmup_fraction: float, floor_fraction: float) -> LRScheduler:
-    """A linear warm-up over ``warmup_fraction`` of the steps, then half a cosine down to ``floor_fraction`` of the optimizer's rate.
+def cosine(
+    optimizer: torch.optim.Optimizer,
+    total_steps: int,
+    *,
+    warmup_fraction: float,
+    floor_fraction: float,
+) -> LRScheduler:
+    """A linear warm-up over ``warmup_fraction`` of the steps, then half a cosine down to
+    ``floor_fraction`` of the optimizer's rate.
 
     Source: Loshchilov & Hutter, "SGDR" (2017), without restarts.
     """
     check_fractions("lr_schedule", warmup_fraction=warmup_fraction, floor_fraction=floor_fraction)
-    return _scheduler(optimizer, total_steps, _warmed_up(warmup_fraction, lambda done: _cosine_between(1.0, floor_fraction, done)))
+    return _scheduler(
+        optimizer,
+        total_steps,
+        _warmed_up(warmup_fraction, lambda done: _cosine_between(1.0, floor_fraction, done)),
+    )
 
 
-def linear(optimizer: torch.optim.Optimizer, total_steps: int, *, warmup_fraction: float, floor_fraction: float) -> LRScheduler:
-    """A linear warm-up over ``warmup_fraction`` of the steps, then a straight line down to ``floor_fraction`` of the optimizer's rate.
+def linear(
+    optimizer: torch.optim.Optimizer,
+    total_steps: int,
+    *,
+    warmup_fraction: float,
+    floor_fraction: float,
+) -> LRScheduler:
+    """A linear warm-up over ``warmup_fraction`` of the steps, then a straight line down to
+    ``floor_fraction`` of the optimizer's rate.
 
-    Source: Defazio et al., "Optimal Linear Decay Learning Rate Schedules and Further Refinements" (2023).
+    Source: Defazio et al., "Optimal Linear Decay Learning Rate Schedules and Further Refinements"
+    (2023).
     """
     check_fractions("lr_schedule", warmup_fraction=warmup_fraction, floor_fraction=floor_fraction)
-    return _scheduler(optimizer, total_steps, _warmed_up(warmup_fraction, lambda done: 1.0 - (1.0 - floor_fraction) * done))
+    return _scheduler(
+        optimizer,
+        total_steps,
+        _warmed_up(warmup_fraction, lambda done: 1.0 - (1.0 - floor_fraction) * done),
+    )
 
 
 def warmup_stable_decay(
-    optimizer: torch.optim.Optimizer, total_steps: int, *, warmup_fraction: float, decay_fraction: float, floor_fraction: float
+    optimizer: torch.optim.Optimizer,
+    total_steps: int,
+    *,
+    warmup_fraction: float,
+    decay_fraction: float,
+    floor_fraction: float,
 ) -> LRScheduler:
-    """A linear warm-up, a constant rate, then a straight line down to ``floor_fraction`` of that rate in the last steps.
+    """A linear warm-up, a constant rate, then a straight line down to ``floor_fraction`` of that
+    rate in the last steps.
 
-    ``warmup_fraction`` and ``decay_fraction`` are fractions of all steps; if they overlap, the decay starts right after the warm-up.
+    ``warmup_fraction`` and ``decay_fraction`` are fractions of all steps; if they overlap, the
+    decay starts right after the warm-up.
 
-    Source: Hu et al., "MiniCPM" (2024), section 4; the straight line as in Haegele et al., "Scaling Laws and Compute-Optimal
-    Training Beyond Fixed Training Durations" (2024).
+    Source: Hu et al., "MiniCPM" (2024), section 4; the straight line as in Haegele et al., "Scaling
+    Laws and Compute-Optimal Training Beyond Fixed Training Durations" (2024).
     """
-    check_fractions("lr_schedule", warmup_fraction=warmup_fraction, decay_fraction=decay_fraction, floor_fraction=floor_fraction)
+    check_fractions(
+        "lr_schedule",
+        warmup_fraction=warmup_fraction,
+        decay_fraction=decay_fraction,
+        floor_fraction=floor_fraction,
+    )
     stable = max(0.0, 1.0 - warmup_fraction - decay_fraction) / max(1.0 - warmup_fraction, 1e-12)
 
     def after_warmup(done: float) -> float:
@@ -85,7 +126,13 @@ def warmup_stable_decay(
 
 
 def _scheduler(optimizer: torch.optim.Optimizer, total_steps: int, shape: Shape) -> LRScheduler:
-    return LambdaLR(optimizer, [_factor(shape, total_steps, group.get("schedule_fraction")) for group in optimizer.param_groups])
+    return LambdaLR(
+        optimizer,
+        [
+            _factor(shape, total_steps, group.get("schedule_fraction"))
+            for group in optimizer.param_groups
+        ],
+    )
 
 
 def _factor(shape: Shape, total_steps: int, fraction: float | None) -> Callable[[int], float]:
@@ -103,9 +150,11 @@ def _factor(shape: Shape, total_steps: int, fraction: float | None) -> Callable[
 
 
 def _warmed_up(warmup_fraction: float, after: Callable[[float], float]) -> Shape:
-    """Shape that rises linearly to 1, then follows ``after``, a function of the fraction done of the steps after the warm-up.
+    """Shape that rises linearly to 1, then follows ``after``, a function of the fraction done of
+    the steps after the warm-up.
 
-    The first factor of a warm-up of n steps is 1/n, not 0, because a step at rate 0 would be wasted.
+    The first factor of a warm-up of n steps is 1/n, not 0, because a step at rate 0 would be
+    wasted.
     """
 
     def shape(step: int, num_steps: int) -> float:

@@ -1,4 +1,6 @@
-"""Sets up a training: places its data on the device or in host memory, and makes a step that is warmed up, compiled or captured."""
+"""Sets up a training: places its data on the device or in host memory, and makes a step that is
+warmed up, compiled or captured.
+"""
 
 import bisect
 import contextlib
@@ -16,22 +18,41 @@ from autotune.errors import ConfigError
 from autotune.measurement import Phase, PhaseClock, as_measured
 from autotune.training.compiled_code import CompiledCode, graph_of
 from autotune.training.components import Augmentation, Components, make_components, make_strategy
-from autotune.training.data import Batch, LoadedData, Split, fits_on, host_batches, load_data, resident_batches, sample_order
-from autotune.training.device import free_unused_memory, is_out_of_memory, reset_device, reset_peak_memory, seed_everything, sum_dtype
+from autotune.training.data import (
+    Batch,
+    LoadedData,
+    Split,
+    fits_on,
+    host_batches,
+    load_data,
+    resident_batches,
+    sample_order,
+)
+from autotune.training.device import (
+    free_unused_memory,
+    is_out_of_memory,
+    reset_device,
+    reset_peak_memory,
+    seed_everything,
+    sum_dtype,
+)
 from autotune.training.parallel.ranks import ALONE, Ranks
 from autotune.training.runtime import Precision, apply_runtime
 from autotune.training.step import BatchGradients, TrainingStep
 from autotune.training.techniques.technique import NoTechnique
 
 EVALUATION_BATCH = {"cpu": 256, "cuda": 2048, "mps": 2048, "xpu": 2048}
-"""Batch size of evaluations where it fits, by device type: small enough for a CPU's cache, large enough to keep a GPU busy."""
+"""Batch size of evaluations where it fits, by device type: small enough for a CPU's cache, large
+enough to keep a GPU busy."""
 _NUM_BOUND_WARM_UPS = 3
 """Warm-up runs of compiled code, which warms up, records CUDA graphs and replays them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What stays constant during one training: its data (on the device or in host memory), sizes, precision and ranks."""
+    """What stays constant during one training: its data (on the device or in host memory),
+    sizes, precision and ranks.
+    """
 
     config: TrialConfig
     data: LoadedData
@@ -40,7 +61,8 @@ class Run:
     train: Split
     validation: Split
     batch_size: int
-    """Samples per step, over all ranks: the configured batch size, or the size of the training split if that is smaller."""
+    """Samples per step, over all ranks: the configured batch size, or the size of the training
+    split if that is smaller."""
     evaluation_batch_size: int
     """Samples of an evaluation that this rank scores at once."""
     ranks: Ranks
@@ -48,8 +70,12 @@ class Run:
     """Index of the part of each batch that this rank takes, and the number of parts."""
 
     @classmethod
-    def start(cls, config: TrialConfig, data: LoadedData, device: torch.device, ranks: Ranks) -> "Run":
-        """Make the run of one training: move the training split to where it stays, and set the precision of this process."""
+    def start(
+        cls, config: TrialConfig, data: LoadedData, device: torch.device, ranks: Ranks
+    ) -> "Run":
+        """Make the run of one training: move the training split to where it stays, and set the
+        precision of this process.
+        """
         on_device = config.data_path.on_device
         is_resident = fits_on(device, data) if on_device is None else on_device
         precision = Precision(config.precision, device)
@@ -70,7 +96,11 @@ class Run:
 
     def _moved(self, split: Split) -> Split:
         """A split on the device, in the model's memory format and dtype."""
-        return split.to(self.device, channels_last=self.config.runtime.channels_last, dtype=self.precision.weights_dtype)
+        return split.to(
+            self.device,
+            channels_last=self.config.runtime.channels_last,
+            dtype=self.precision.weights_dtype,
+        )
 
     @cached_property
     def total_steps(self) -> int:
@@ -84,7 +114,9 @@ class Run:
 
     @property
     def is_resident(self) -> bool:
-        """Whether the training split is on the device that trains, so that batches need not be gathered ahead."""
+        """Whether the training split is on the device that trains, so that batches need not be
+        gathered ahead.
+        """
         return self.train is not self.data.train
 
     @property
@@ -93,14 +125,22 @@ class Run:
         return len(self.data.train) // self.batch_size
 
     def training_step(self, gradients: BatchGradients | None = None) -> TrainingStep:
-        """Make a training step with new components, except those that ``gradients`` are bound to, which are set anew."""
+        """Make a training step with new components, except those that ``gradients`` are bound
+        to, which are set anew.
+        """
         reuse = None if gradients is None else gradients.parts
         if reuse is not None:
             reuse.model.zero_grad(set_to_none=True)  # frees memory before more is taken
-        parts = make_components(self.config, self.data, self.device, self.total_steps, reuse=reuse, ranks=self.ranks)
-        return TrainingStep(self.config, parts, self.precision, self.steps_per_epoch, self.total_steps, gradients)
+        parts = make_components(
+            self.config, self.data, self.device, self.total_steps, reuse=reuse, ranks=self.ranks
+        )
+        return TrainingStep(
+            self.config, parts, self.precision, self.steps_per_epoch, self.total_steps, gradients
+        )
 
-    def warmed_up(self, clock: PhaseClock, num_threads: int, built: "_Built | None") -> "tuple[Run, _Built | None]":
+    def warmed_up(
+        self, clock: PhaseClock, num_threads: int, built: "_Built | None"
+    ) -> "tuple[Run, _Built | None]":
         """Warm up a step on one training batch of every shape to come and one evaluation batch.
 
         Lazy set-up, compiling and capturing are over afterwards.
@@ -108,12 +148,14 @@ class Run:
         Args:
             clock: its build phase is charged with what making code took that is used again.
             num_threads: number of threads that may compile.
-            built: what an earlier training of the same graph left; it is used again if its batches had the same shapes.
+            built: what an earlier training of the same graph left; it is used again if its batches
+                had the same shapes.
 
         Returns:
-            The run with an evaluation batch that fits, and with the validation split on the device if it fits beside the training. What
-            compiled code and CUDA graphs need, whose model must be set anew, because the warm-up trained it; None if there are none: the
-            training makes another model, and needs the memory of this one.
+            The run with an evaluation batch that fits, and with the validation split on the device
+            if it fits beside the training. What compiled code and CUDA graphs need, whose model
+            must be set anew, because the warm-up trained it; None if there are none: the training
+            makes another model, and needs the memory of this one.
         """
         seed_everything(self.config.seed)
         step = self.training_step(None if built is None else built.gradients)
@@ -125,25 +167,43 @@ class Run:
             if built is not None and built.shapes != list(shapes):
                 torch.compiler.reset()
                 built, step = None, self.training_step()
-            is_bound, graph = step.gradients.is_bound, graph_of(self.config, self.device, num_threads)
+            is_bound, graph = (
+                step.gradients.is_bound,
+                graph_of(self.config, self.device, num_threads),
+            )
             key = f"{graph} {list(shapes)}" if self.config.runtime.compile is not None else None
             code = CompiledCode(key, num_threads) if built is None else built.code
             with code.first_passes(clock) if is_bound else contextlib.nullcontext():
                 for _ in range(_NUM_BOUND_WARM_UPS if is_bound else 1):
                     step.warm_up(batch, list(shapes.values()))
-            run = replace(self, evaluation_batch_size=self._fitting_evaluation_batch_size(step.parts))
+            run = replace(
+                self, evaluation_batch_size=self._fitting_evaluation_batch_size(step.parts)
+            )
         if run.validation is self.data.validation and fits_on(self.device, self.data.validation):
             run = replace(run, validation=self._moved(self.data.validation))
-        return run, _Built(graph=graph, run=run, shapes=list(shapes), gradients=step.gradients, code=code) if is_bound else None
+        return run, (
+            _Built(graph=graph, run=run, shapes=list(shapes), gradients=step.gradients, code=code)
+            if is_bound
+            else None
+        )
 
     def batches(self, first_step: int, *, max_workers: int = sys.maxsize) -> Generator[Batch]:
-        """Yield this rank's part of every batch from ``first_step`` on, transformed and on the device.
+        """Yield this rank's part of every batch from ``first_step`` on, transformed and on the
+        device.
 
-        At most ``max_workers`` processes gather them: one is enough to warm up, and the training starts its own.
+        At most ``max_workers`` processes gather them: one is enough to warm up, and the training
+        starts its own.
         """
         config, size = self.config, self.batch_size
         order_device = self.train.inputs.device
-        order = sample_order(len(self.train), size, self.total_steps, config.seed, first_step=first_step, device=order_device)
+        order = sample_order(
+            len(self.train),
+            size,
+            self.total_steps,
+            config.seed,
+            first_step=first_step,
+            device=order_device,
+        )
         index, parts = self.part
         if parts > 1:
             order = (samples.tensor_split(parts)[index] for samples in order)
@@ -152,16 +212,28 @@ class Run:
         else:
             path = config.data_path
             num_workers = min(path.num_workers, max_workers)
-            gathered = host_batches(self.train, order, num_workers=num_workers, prefetch_batches=path.prefetch_batches, device=self.device)
+            gathered = host_batches(
+                self.train,
+                order,
+                num_workers=num_workers,
+                prefetch_batches=path.prefetch_batches,
+                device=self.device,
+            )
         with closing(gathered):
             for batch in gathered:
                 yield self._on_device(batch)
 
     def _on_device(self, batch: Batch) -> Batch:
-        return Batch(self._model_inputs(batch.inputs.to(self.device)), batch.targets.to(self.device), batch.samples.to(self.device))
+        return Batch(
+            self._model_inputs(batch.inputs.to(self.device)),
+            batch.targets.to(self.device),
+            batch.samples.to(self.device),
+        )
 
     def _model_inputs(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Turn inputs on the device into model inputs: transformed, in the model's dtype and memory format."""
+        """Turn inputs on the device into model inputs: transformed, in the model's dtype and
+        memory format.
+        """
         inputs = self.data.transform(inputs)
         if inputs.is_floating_point():
             inputs = inputs.to(self.precision.weights_dtype)
@@ -170,7 +242,10 @@ class Run:
         return inputs
 
     def evaluate(self, parts: Components, split: Split) -> tuple[float, float]:
-        """Mean metric and mean loss over a split, which may be in host memory; every rank must call this and scores a part."""
+        """Mean metric and mean loss over a split, which may be in host memory.
+
+        Every rank must call this and scores a part.
+        """
         with self._scoring(parts):
             sums = self._sums(parts, split, self.evaluation_batch_size)
         metric, loss = (self.ranks.summed(sums) / len(split)).tolist()
@@ -186,7 +261,9 @@ class Run:
             yield
 
     def _sums(self, parts: Components, split: Split, size: int) -> torch.Tensor:
-        """Sums of metric and loss over the samples of a split that this rank scores, ``size`` at once."""
+        """Sums of metric and loss over the samples of a split that this rank scores, ``size`` at
+        once.
+        """
         sums = torch.zeros(2, device=self.device, dtype=sum_dtype(self.device))
         index, num_parts = self.part
         for first in range(0, len(split), size * num_parts):
@@ -194,13 +271,24 @@ class Run:
             counted = max(0, min(size, len(split) - start))
             if not counted:
                 start = 0  # every rank must call the model equally often
-            scores = self._scores(parts, *(tensor[start : start + max(counted, 1)] for tensor in (split.inputs, split.targets)))
+            scores = self._scores(
+                parts,
+                *(
+                    tensor[start : start + max(counted, 1)]
+                    for tensor in (split.inputs, split.targets)
+                ),
+            )
             if scores is not None and parts.shared.counts:
                 sums += scores * counted
         return sums
 
-    def _scores(self, parts: Components, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
-        """Mean metric and loss of a batch, whose outputs are freed afterwards; None if another rank has the outputs."""
+    def _scores(
+        self, parts: Components, inputs: torch.Tensor, targets: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Mean metric and loss of a batch, whose outputs are freed afterwards.
+
+        None if another rank has the outputs.
+        """
         inputs, targets = self._model_inputs(inputs.to(self.device)), targets.to(self.device)
         with self.precision.autocast():
             outputs = parts.shared.outputs(parts.evaluated_model, parts.views, inputs)
@@ -208,19 +296,24 @@ class Run:
                 return None
             outputs = self.precision.outputs(outputs)
             dtype = sum_dtype(self.device)
-            return torch.stack([parts.metric(outputs, targets).to(dtype), parts.loss(outputs, targets).to(dtype)])
+            return torch.stack(
+                [parts.metric(outputs, targets).to(dtype), parts.loss(outputs, targets).to(dtype)]
+            )
 
     def _fitting_evaluation_batch_size(self, parts: Components) -> int:
-        """The configured evaluation batch size, or the usual one, halved until every rank's memory holds such a batch.
+        """The configured evaluation batch size, or the usual one, halved until every rank's memory
+        holds such a batch.
 
-        A rank that fails within the model leaves others waiting there, if they exchange tensors in it. Such ranks evaluate as many
-        samples as they train at once, which has just fitted.
+        A rank that fails within the model leaves others waiting there, if they exchange tensors in
+        it. Such ranks evaluate as many samples as they train at once, which has just fitted.
 
         Raises:
             torch.OutOfMemoryError: a rank's memory does not hold one sample.
         """
         config, size, num_parts = self.config, self.evaluation_batch_size, self.part[1]
-        is_halved = config.evaluation_batch_size is None and (self.ranks.size == 1 or parts.shared.scores_alone)
+        is_halved = config.evaluation_batch_size is None and (
+            self.ranks.size == 1 or parts.shared.scores_alone
+        )
         if config.evaluation_batch_size is None and not is_halved:
             trained = self.batch_size // num_parts // config.parallelism.get("num_micro_batches", 1)
             size = min(size, trained, config.runtime.micro_batch_size or trained)
@@ -228,7 +321,11 @@ class Run:
             while True:
                 count, fault = size * num_parts, ""
                 try:
-                    self._sums(parts, Split(self.validation.inputs[:count], self.validation.targets[:count]), size)
+                    self._sums(
+                        parts,
+                        Split(self.validation.inputs[:count], self.validation.targets[:count]),
+                        size,
+                    )
                 except Exception as error:
                     if not is_halved or not is_out_of_memory(error):
                         raise
@@ -236,29 +333,49 @@ class Run:
                 if not self.ranks.summed(torch.tensor(float(bool(fault)))):
                     return size
                 if size == 1:
-                    raise torch.OutOfMemoryError(fault or "another worker ran out of memory as it evaluated one sample")
+                    raise torch.OutOfMemoryError(
+                        fault or "another worker ran out of memory as it evaluated one sample"
+                    )
                 free_unused_memory(self.device)
                 size //= 2
 
 
 def set_up(
-    config: TrialConfig, device: torch.device, clock: PhaseClock, num_threads: int, ranks: Ranks = ALONE
+    config: TrialConfig,
+    device: torch.device,
+    clock: PhaseClock,
+    num_threads: int,
+    ranks: Ranks = ALONE,
 ) -> tuple[Run, TrainingStep]:
-    """Do everything before the first step of a training, and return run and step; the clock goes from its build to its prepare phase.
+    """Do everything before the first step of a training, and return run and step.
 
-    Compiled code and captured graphs are kept for the next training of the process, if that has the same graph: it may differ in all
-    that they do not depend on (``compiled_code.py``). Its build phase is then charged with what making them took.
+    The clock goes from its build to its prepare phase.
+
+    Compiled code and captured graphs are kept for the next training of the process, if that has the
+    same graph: it may differ in all that they do not depend on (``compiled_code.py``). Its build
+    phase is then charged with what making them took.
 
     Raises:
         ConfigError: the number of ranks differs from ``parallelism.num_workers``.
     """
     global _built  # noqa: PLW0603  # a process keeps what one graph needs
     if ranks.size != (num_workers := config.num_workers):
-        raise ConfigError(f"parallelism.num_workers: found {num_workers}, and this training has {ranks.size}; accepted is as many")
+        raise ConfigError(
+            f"parallelism.num_workers: found {num_workers}, and this training has {ranks.size};"
+            " accepted is as many"
+        )
     built, _built = _built, None
-    if built is not None and built.graph == graph_of(config, device, num_threads) and built.run.config.data_path == config.data_path:
+    if (
+        built is not None
+        and built.graph == graph_of(config, device, num_threads)
+        and built.run.config.data_path == config.data_path
+    ):
         gc.collect()
-        run = replace(built.run, config=config, evaluation_batch_size=_evaluation_batch_size(config, built.run.data, device))
+        run = replace(
+            built.run,
+            config=config,
+            evaluation_batch_size=_evaluation_batch_size(config, built.run.data, device),
+        )
     else:
         built = None  # frees its memory before more is taken
         reset_device(device)
@@ -273,7 +390,8 @@ def set_up(
     step = run.training_step(None if built is None else built.gradients)
     if run.part[1] > 1:
         seed_everything(config.seed + run.part[0])  # each part of a batch is augmented differently
-    # A step bound to the process group of several ranks ends with it; other techniques change the model permanently.
+    # A step bound to the process group of several ranks ends with it; other techniques change the
+    # model permanently.
     if not ranks.is_joined and isinstance(step.parts.technique, NoTechnique):
         _built = built
     return run, step
@@ -281,7 +399,9 @@ def set_up(
 
 @dataclass(frozen=True, kw_only=True)
 class _Built:
-    """What compiled code and CUDA graphs of one graph need, kept for the next training of the same graph in this process."""
+    """What compiled code and CUDA graphs of one graph need, kept for the next training of the
+    same graph in this process.
+    """
 
     graph: str
     run: Run
@@ -295,29 +415,39 @@ _built: _Built | None = None
 
 
 def _evaluation_batch_size(config: TrialConfig, data: LoadedData, device: torch.device) -> int:
-    """The configured evaluation batch size, or the usual one of the device, which is halved where it does not fit."""
+    """The configured evaluation batch size, or the usual one of the device, which is halved
+    where it does not fit.
+    """
     return config.evaluation_batch_size or min(EVALUATION_BATCH[device.type], len(data.validation))
 
 
 def num_steps(config: TrialConfig, data: LoadedData) -> int:
     """Number of steps of a configuration's schedule."""
-    return max(1, round(config.epochs * (len(data.train) // min(config.batch_size, len(data.train)))))
+    return max(
+        1, round(config.epochs * (len(data.train) // min(config.batch_size, len(data.train))))
+    )
 
 
 def _steps_of_new_shapes(augment: Augmentation, total_steps: int) -> list[int]:
     """Steps at which the shape of batches may change, including the first step."""
     starts = getattr(augment, "new_shapes_at", ())
     steps = range(total_steps)
-    first_steps = (bisect.bisect_left(steps, start, key=lambda step: step / total_steps) for start in starts)
+    first_steps = (
+        bisect.bisect_left(steps, start, key=lambda step: step / total_steps) for start in starts
+    )
     return [0, *(step for step in first_steps if step < total_steps)]
 
 
 @contextlib.contextmanager
 def _evaluating(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Context with model and optimizer in evaluation mode; afterwards every submodule is back in the mode that it had."""
+    """Context with model and optimizer in evaluation mode.
+
+    Afterwards every submodule is back in the mode that it had.
+    """
     in_training = [module for module in model.modules() if module.training]
     model.eval()
-    to_eval, to_train = getattr(optimizer, "eval", None), getattr(optimizer, "train", None)  # a schedule-free optimizer has both
+    # a schedule-free optimizer has both
+    to_eval, to_train = getattr(optimizer, "eval", None), getattr(optimizer, "train", None)
     if to_eval is not None:
         to_eval()
     try:

@@ -1,7 +1,9 @@
-"""The source text of definitions together with all that they use of autotune's own: what a stand-alone script is made of.
+"""The source text of definitions together with all that they use of autotune's own: what a
+stand-alone script is made of.
 
-Text is copied as it stands, with its comments, so that a reader of the script finds what was trained. Only methods that other strategies
-and checkpoints call are left out, and ``autotune.training.local_files`` takes the place of what reads URLs.
+Text is copied as it stands, with its comments, so that a reader of the script finds what was
+trained. Only methods that other strategies and checkpoints call are left out, and
+``autotune.training.local_files`` takes the place of what reads URLs.
 """
 
 import ast
@@ -35,7 +37,9 @@ class _Module:
     """First line of the module's docstring."""
 
     def first_line(self, definition: ast.stmt) -> int:
-        """Index of a definition's first line, which is that of its decorators or of the comments above."""
+        """Index of a definition's first line, which is that of its decorators or of the comments
+        above.
+        """
         decorators: list[ast.expr] = getattr(definition, "decorator_list", [])
         first = min([definition.lineno, *(decorator.lineno for decorator in decorators)]) - 1
         while first and self.lines[first - 1].startswith("#"):
@@ -52,39 +56,65 @@ class SourceCode:
         self._texts: dict[str, dict[int, str]] = {}
         self._used_modules: dict[str, set[str]] = {}
         self.imports: set[str] = set()
-        """Import statements that the collected definitions need, of modules other than autotune's."""
+        """Import statements that the collected definitions need, of modules other than
+        autotune's."""
 
     def add(self, module_name: str, name: str) -> None:
         """Collect a definition and all that it uses.
 
         Raises:
-            ConfigError: the module does not define the name at its top level, or another one that was collected defines it, too.
+            ConfigError: the module does not define the name at its top level, or another one that
+                was collected defines it, too.
         """
         if self._modules.setdefault(name, module_name) != module_name:
-            raise ConfigError(f"{name}: both {self._modules[name]} and {module_name} define it, so one script cannot have both")
+            raise ConfigError(
+                f"{name}: both {self._modules[name]} and {module_name} define it, so one script"
+                " cannot have both"
+            )
         module, texts = _read_module(module_name), self._texts.setdefault(module_name, {})
         if name not in module.definitions:
-            raise ConfigError(f"{module_name} does not define {name} at its top level, so that its source cannot be copied")
+            raise ConfigError(
+                f"{module_name} does not define {name} at its top level, so that its source cannot"
+                " be copied"
+            )
         self._used_modules.setdefault(module_name, set())
         definition = module.definitions[name]
         first = module.first_line(definition)
         if first in texts:
             return
         lines = dict(enumerate(module.lines[first : definition.end_lineno], start=first))
-        left_out = [node for node in getattr(definition, "body", ()) if getattr(node, "name", None) in _LEFT_OUT]
+        left_out = [
+            node
+            for node in getattr(definition, "body", ())
+            if getattr(node, "name", None) in _LEFT_OUT
+        ]
         for node in left_out:
             for line in range(module.first_line(node), node.end_lineno):
                 del lines[line]
-        texts[first] = re.sub(r"\s*# (noqa(?!: BLE)|type: ignore).*$", "", "\n".join(lines.values()), flags=re.MULTILINE)
+        texts[first] = re.sub(
+            r"\s*# (noqa(?!: BLE)|type: ignore).*$",
+            "",
+            "\n".join(lines.values()),
+            flags=re.MULTILINE,
+        )
         for used in sorted(_names(definition, left_out)):
             self._add_used(module_name, used)
 
     def __str__(self) -> str:
         """The collected definitions, a module's below those of the modules that it uses."""
         sections = []
-        for name in TopologicalSorter({name: sorted(used) for name, used in self._used_modules.items()}).static_order():
+        for name in TopologicalSorter(
+            {name: sorted(used) for name, used in self._used_modules.items()}
+        ).static_order():
             texts = self._texts[name]
-            sections.append("\n\n".join([f"# {name}: {_read_module(name).purpose}", *(texts[line] for line in sorted(texts))]))
+            sections.append(
+                "\n\n".join(
+                    [
+                        f"# {name}: {_read_module(name).purpose}",
+                        *(texts[line] for line in sorted(texts)),
+                    ]
+                )
+            )
         return "\n\n\n".join(sections)
 
     def _add_used(self, module_name: str, name: str) -> None:
@@ -110,19 +140,33 @@ def _read_module(name: str) -> _Module:
     source = Path(found.origin).read_text(encoding="utf-8")
     tree = ast.parse(source)
     for node, following in pairwise(tree.body):
-        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+        if (
+            isinstance(node, ast.Assign | ast.AnnAssign)
+            and isinstance(following, ast.Expr)
+            and isinstance(following.value, ast.Constant)
+        ):
             node.end_lineno = following.end_lineno  # the text below describes what is defined
     definitions = {bound: node for node in tree.body for bound in _bound_names(node)}
     imports: dict[str, tuple[str, str]] = {}
     for top_level in tree.body:
-        for statement in top_level.body if isinstance(top_level, ast.If) else [top_level]:  # under TYPE_CHECKING, too
+        # under TYPE_CHECKING, too
+        for statement in top_level.body if isinstance(top_level, ast.If) else [top_level]:
             if isinstance(statement, ast.Import | ast.ImportFrom):
                 begin = f"from {statement.module} " if isinstance(statement, ast.ImportFrom) else ""
                 for alias in statement.names:
-                    module = statement.module or "" if isinstance(statement, ast.ImportFrom) else alias.name
+                    module = (
+                        statement.module or ""
+                        if isinstance(statement, ast.ImportFrom)
+                        else alias.name
+                    )
                     bound = alias.asname or (alias.name if begin else alias.name.partition(".")[0])
                     imports[bound] = module, f"{begin}import {ast.unparse(alias)}"
-    return _Module(source.splitlines(), definitions, imports, (ast.get_docstring(tree) or name).partition("\n")[0])
+    return _Module(
+        source.splitlines(),
+        definitions,
+        imports,
+        (ast.get_docstring(tree) or name).partition("\n")[0],
+    )
 
 
 def _bound_names(node: ast.stmt) -> Iterator[str]:
@@ -131,7 +175,12 @@ def _bound_names(node: ast.stmt) -> Iterator[str]:
         yield node.name
     elif isinstance(node, ast.Assign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        yield from (inner.id for target in targets for inner in ast.walk(target) if isinstance(inner, ast.Name))
+        yield from (
+            inner.id
+            for target in targets
+            for inner in ast.walk(target)
+            if isinstance(inner, ast.Name)
+        )
 
 
 def _names(definition: ast.stmt, left_out: list[ast.stmt]) -> set[str]:

@@ -1,6 +1,8 @@
-"""Trains sources: the experiments whose checkpoints a configuration's techniques start from, once each.
+"""Trains sources: the experiments whose checkpoints a configuration's techniques start from, once
+each.
 
-The driver trains them before any device is taken, each in a separate process. A trial's time never includes them.
+The driver trains them before any device is taken, each in a separate process. A trial's time never
+includes them.
 """
 
 import fcntl
@@ -22,9 +24,11 @@ _WEIGHTS = "weights.safetensors"
 
 
 def train_missing_sources(composer: Composer, say: Callable[[str], None]) -> None:
-    """Train every source that the configurations composed so far need and whose checkpoint does not exist yet.
+    """Train every source that the configurations composed so far need and whose checkpoint does not
+    exist yet.
 
-    An entry point calls this once, after it has composed all configurations that it will run and before it makes any component.
+    An entry point calls this once, after it has composed all configurations that it will run and
+    before it makes any component.
 
     Args:
         composer: the composer of the configurations.
@@ -43,15 +47,26 @@ def train_missing_sources(composer: Composer, say: Callable[[str], None]) -> Non
 def _train(source: Source, say: Callable[[str], None]) -> None:
     say(f"technique.source: training {source.experiment} first, once")
     began = time.monotonic()
-    folder = source.path.with_name(f".{source.path.stem}")  # an interrupted training resumes from this folder
-    command = [sys.executable, "-m", "autotune.train", *source.arguments, f"checkpoint.folder={_quoted(folder)}"]
-    process = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603  # our own command
+    # an interrupted training resumes from this folder
+    folder = source.path.with_name(f".{source.path.stem}")
+    command = [
+        sys.executable,
+        "-m",
+        "autotune.train",
+        *source.arguments,
+        f"checkpoint.folder={_quoted(folder)}",
+    ]
+    # our own command
+    process = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603
     if process.returncode != 0:
         shutil.rmtree(folder, ignore_errors=True)
         raise _failure(source, process)
     (folder / _WEIGHTS).replace(source.path)
     shutil.rmtree(folder, ignore_errors=True)
-    say(f"technique.source: trained {source.experiment} in {time.monotonic() - began:.1f} s, in no trial's time: {source.path}")
+    say(
+        f"technique.source: trained {source.experiment} in {time.monotonic() - began:.1f} s, in no"
+        f" trial's time: {source.path}"
+    )
 
 
 def _failure(source: Source, process: "subprocess.CompletedProcess[str]") -> Exception:
@@ -60,8 +75,13 @@ def _failure(source: Source, process: "subprocess.CompletedProcess[str]") -> Exc
     if process.returncode == EXIT_BAD_INPUT:
         return ConfigError(f"{where}: {last_line.removeprefix('autotune: ')}")
     if process.returncode == EXIT_NOT_REACHED:
-        outcome = next((line for line in process.stdout.splitlines() if line.startswith("outcome ")), "it missed its target")
-        return ConfigError(f"{where} is no source, since it does not reach its own target: {outcome}")
+        outcome = next(
+            (line for line in process.stdout.splitlines() if line.startswith("outcome ")),
+            "it missed its target",
+        )
+        return ConfigError(
+            f"{where} is no source, since it does not reach its own target: {outcome}"
+        )
     return ExecutionError(f"{where}: its training failed: {last_line}")
 
 

@@ -1,8 +1,10 @@
 """A configuration's training as a plain PyTorch program that does not need autotune.
 
-The program's parts (data set, model, optimizer, schedule and others) are autotune's own source text (``source_code.py``); its loop is
-``standalone.py.jinja``, which says the few things that one configuration does instead of asking for each. With the same seed it draws
-the same numbers in the same order as ``autotune train``, so its evaluations are the same. What the program cannot say is refused.
+The program's parts (data set, model, optimizer, schedule and others) are autotune's own source text
+(``source_code.py``); its loop is ``standalone.py.jinja``, which says the few things that one
+configuration does instead of asking for each. With the same seed it draws the same numbers in the
+same order as ``autotune train``, so its evaluations are the same. What the program cannot say is
+refused.
 """
 
 import ast
@@ -35,8 +37,11 @@ _NEEDS = "PACKAGES_THAT_ARE_NEEDED"
 _PLACE_OF_IMPORTS = "# IMPORTS_THAT_ARE_USED"
 
 
-def standalone_script(config: TrialConfig, *, num_threads: int, comments: Sequence[str] = ()) -> str:
-    """Write a configuration's training as a Python program that needs torch and what its data set needs.
+def standalone_script(
+    config: TrialConfig, *, num_threads: int, comments: Sequence[str] = ()
+) -> str:
+    """Write a configuration's training as a Python program that needs torch and what its data set
+    needs.
 
     Args:
         config: configuration of the training.
@@ -53,20 +58,38 @@ def standalone_script(config: TrialConfig, *, num_threads: int, comments: Sequen
     has_transform = '"transform"' in str(code)
     for module, name in _own_parts(config):
         code.add(module.__name__, name)
-    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False)  # noqa: S701  # no HTML
+    # no HTML
+    environment = Environment(
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,  # noqa: S701
+    )
     environment.filters["literal"] = _literal
     metric = re.sub(r"[^\w .-]", "_", config.target.metric)  # it stands in texts of the program
-    limits = [(side, limit) for limits in config.target.constraints.values() for side, limit in limits.items()]
+    limits = [
+        (side, limit)
+        for limits in config.target.constraints.values()
+        for side, limit in limits.items()
+    ]
     context = {
-        "title": f"Train {_short(config.model)} on {_short(config.data)} until {metric} is {config.target.value:g}.",
-        "comments": [" ".join(line.split()) for line in comments],  # a line break would end the comment
+        "title": (
+            f"Train {_short(config.model)} on {_short(config.data)} until {metric} is"
+            f" {config.target.value:g}."
+        ),
+        # a line break would end the comment
+        "comments": [" ".join(line.split()) for line in comments],
         "needs": _NEEDS,
         "metric_name": metric,
         "config": config,
         "runtime": config.runtime,
         "data_path": config.data_path,
         "num_threads": config.runtime.num_threads or num_threads,
-        "device": '"cuda" if torch.cuda.is_available() else "cpu"' if config.device == "auto" else repr(config.device),
+        "device": (
+            '"cuda" if torch.cuda.is_available() else "cpu"'
+            if config.device == "auto"
+            else repr(config.device)
+        ),
         "evaluation_batch": config.evaluation_batch_size or f"{EVALUATION_BATCH}[DEVICE.type]",
         "sum_dtype": "float32" if config.device == "mps" else "float64",  # which MPS has not
         "autocast": config.precision.autocast_dtype,
@@ -76,15 +99,28 @@ def standalone_script(config: TrialConfig, *, num_threads: int, comments: Sequen
         "is_resident": _is_resident(config),
         "is_mapped": _is_mapped(config),
         "has_transform": has_transform,
-        "prepares": has_transform or config.runtime.channels_last or config.precision.weights_dtype != "float32",
+        "prepares": (
+            has_transform
+            or config.runtime.channels_last
+            or config.precision.weights_dtype != "float32"
+        ),
         "initialise_samples": components.INITIALISE_SAMPLES,
-        "constraints": "".join(f" and loss {'<=' if side == 'at_most' else '>='} {limit!r}" for side, limit in limits),
+        "constraints": "".join(
+            f" and loss {'<=' if side == 'at_most' else '>='} {limit!r}" for side, limit in limits
+        ),
         **parts,
     }
-    code.imports |= {f"import {name}" for name in _IMPORTS} | {"from torch import Tensor, nn", "from typing import Any"}
+    code.imports |= {f"import {name}" for name in _IMPORTS} | {
+        "from torch import Tensor, nn",
+        "from typing import Any",
+    }
     code.imports.add("from functools import partial")
-    program = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(context, imports=_PLACE_OF_IMPORTS, sources=str(code))
-    text = re.sub(r"\n{4,}", "\n\n\n", program.replace(_PLACE_OF_IMPORTS, _imports(code.imports, program)))
+    program = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
+        context, imports=_PLACE_OF_IMPORTS, sources=str(code)
+    )
+    text = re.sub(
+        r"\n{4,}", "\n\n\n", program.replace(_PLACE_OF_IMPORTS, _imports(code.imports, program))
+    )
     return text.replace(_NEEDS, _needed_packages(text))
 
 
@@ -93,7 +129,11 @@ def _refuse_what_cannot_be_said(config: TrialConfig) -> None:
         raise ConfigError(f"{key}: found {found}; accepted in a stand-alone script is {accepted}")
 
     if config.training is not None:
-        refuse("training", config.training["_target_"], "autotune's own loop; the arguments of a function are exported by arguments=FILE")
+        refuse(
+            "training",
+            config.training["_target_"],
+            "autotune's own loop; the arguments of a function are exported by arguments=FILE",
+        )
     if config.num_workers > 1:
         refuse("parallelism.num_workers", config.num_workers, "1")
     if config.technique["_target_"] != f"{NoTechnique.__module__}.{NoTechnique.__name__}":
@@ -110,13 +150,27 @@ def _refuse_what_cannot_be_said(config: TrialConfig) -> None:
 
 def _nodes(config: TrialConfig) -> dict[str, Mapping[str, Any]]:
     """The components of a configuration that a script is made of, by key."""
-    keys = ("data", "model", "loss", "metric", "optimizer", "lr_schedule", "averaging", "augmentation", "views")
+    keys = (
+        "data",
+        "model",
+        "loss",
+        "metric",
+        "optimizer",
+        "lr_schedule",
+        "averaging",
+        "augmentation",
+        "views",
+    )
     return {key: getattr(config, key) for key in keys}
 
 
 def _own_parts(config: TrialConfig) -> list[tuple[Any, str]]:
     """Modules and names of the parts of autotune's loop that the template uses."""
-    wanted = [(data, "Split"), (data, "sample_order"), (data, "resident_batches" if _is_resident(config) else "host_batches")]
+    wanted = [
+        (data, "Split"),
+        (data, "sample_order"),
+        (data, "resident_batches" if _is_resident(config) else "host_batches"),
+    ]
     if _is_mapped(config):
         wanted.append((data, "_tensor"))
     if config.runtime.activation_checkpointing:
@@ -133,8 +187,13 @@ def _is_mapped(config: TrialConfig) -> bool:
 
 
 def _is_resident(config: TrialConfig) -> bool:
-    """Whether the training split is on the device; one that nobody chose a place for is, unless it is mapped from a file."""
-    return not _is_mapped(config) if config.data_path.on_device is None else config.data_path.on_device
+    """Whether the training split is on the device.
+
+    One that nobody chose a place for is, unless it is mapped from a file.
+    """
+    return (
+        not _is_mapped(config) if config.data_path.on_device is None else config.data_path.on_device
+    )
 
 
 class _Writer:
@@ -145,10 +204,13 @@ class _Writer:
         self._nodes = _nodes(config)
 
     def parts(self) -> dict[str, Any]:
-        """The components as the template takes them: expressions, or None for a component that does nothing."""
+        """The components as the template takes them: expressions, or None for a component that
+        does nothing.
+        """
         config = self._config
         is_constant = config.lr_schedule["_target_"] == _name_of(schedules.constant)
-        has_own_schedules = "whitening_bias_fraction" in config.optimizer  # of some parameters, if the model has these
+        # of some parameters, if the model has these
+        has_own_schedules = "whitening_bias_fraction" in config.optimizer
         is_averaged = config.averaging["_target_"] != _name_of(averaging.none)
         taken = inspect.signature(self._callable("model")).parameters
         return {
@@ -159,7 +221,11 @@ class _Writer:
             "initialises": hasattr(self._callable("model"), "initialise_from"),
             "optimizer": self._optimizer(),
             "schedule_free": "schedule_free" in config.optimizer["_target_"].lower(),
-            "schedule": self.call("lr_schedule", "self.optimizer", "self.total_steps") if has_own_schedules or not is_constant else None,
+            "schedule": (
+                self.call("lr_schedule", "self.optimizer", "self.total_steps")
+                if has_own_schedules or not is_constant
+                else None
+            ),
             "schedule_may_be_none": is_constant,
             "average": self.call("averaging", "model", "self.total_steps") if is_averaged else None,
             "augment": self._augmentation(),
@@ -170,32 +236,58 @@ class _Writer:
 
     def _optimizer(self) -> str:
         kernels = components.kernel_arguments(
-            self._config, build_partial(self._config.optimizer, self._config.allowed_targets, "optimizer")
+            self._config,
+            build_partial(self._config.optimizer, self._config.allowed_targets, "optimizer"),
         )
-        offered = {"model": "model", "batch_size": "self.batch_size", "total_steps": "self.total_steps"}
-        positional = () if "model" in inspect.signature(self._callable("optimizer")).parameters else ("model.parameters()",)
-        return self.call("optimizer", *positional, **offered, **{name: repr(value) for name, value in kernels.items()})
+        offered = {
+            "model": "model",
+            "batch_size": "self.batch_size",
+            "total_steps": "self.total_steps",
+        }
+        positional = (
+            ()
+            if "model" in inspect.signature(self._callable("optimizer")).parameters
+            else ("model.parameters()",)
+        )
+        return self.call(
+            "optimizer",
+            *positional,
+            **offered,
+            **{name: repr(value) for name, value in kernels.items()},
+        )
 
     def _arguments(self, key: str) -> dict[str, str]:
         """The configuration's values of a component as Python source, by argument."""
         node = self._nodes[key]
         for name in node:
             if not name.isidentifier() or keyword.iskeyword(name):
-                raise ConfigError(f"{key}: found the argument {name!r}; accepted in a stand-alone script is the name of a Python variable")
+                raise ConfigError(
+                    f"{key}: found the argument {name!r}; accepted in a stand-alone script is the"
+                    " name of a Python variable"
+                )
         return {name: self._value(value) for name, value in node.items() if name != "_target_"}
 
     def call(self, key: str, *positional: str, **offered: str) -> str:
-        """The call of a component's target with the configuration's values, and with what is offered and its signature names."""
+        """The call of a component's target with the configuration's values, and with what is
+        offered and its signature names.
+        """
         node, taken = self._nodes[key], inspect.signature(self._callable(key)).parameters
         arguments = self._arguments(key)
-        arguments |= {name: value for name, value in offered.items() if name in taken and name not in node}
-        return f"{self._name(key)}({', '.join([*positional, *(f'{name}={value}' for name, value in arguments.items())])})"
+        arguments |= {
+            name: value for name, value in offered.items() if name in taken and name not in node
+        }
+        named = [f"{name}={value}" for name, value in arguments.items()]
+        return f"{self._name(key)}({', '.join([*positional, *named])})"
 
     def _callable(self, key: str) -> Callable[..., Any]:
-        return resolve_target(self._nodes[key]["_target_"], self._config.allowed_targets, f"{key}._target_")
+        return resolve_target(
+            self._nodes[key]["_target_"], self._config.allowed_targets, f"{key}._target_"
+        )
 
     def _part(self, key: str, **offered: str) -> str:
-        """A component that the training calls: an object of a class, or a function with the configuration's values bound."""
+        """A component that the training calls: an object of a class, or a function with the
+        configuration's values bound.
+        """
         if inspect.isclass(self._callable(key)):
             return self.call(key, **offered)
         name = self._name(key)
@@ -214,7 +306,9 @@ class _Writer:
         return outputs + (".float()" if self._config.precision.weights_dtype != "float32" else "")
 
     def _name(self, key: str) -> str:
-        """The name of a component's target in the script, after collecting its source or its import."""
+        """The name of a component's target in the script, after collecting its source or its
+        import.
+        """
         target = str(self._nodes[key]["_target_"])
         if target.startswith("autotune."):
             found = self._callable(key)
@@ -225,12 +319,19 @@ class _Writer:
 
     def _value(self, value: Any) -> str:
         if isinstance(value, Mapping) and "_target_" in value:
-            raise ConfigError(f"_target_: found {value['_target_']} in a component; accepted in a stand-alone script are plain values")
+            raise ConfigError(
+                f"_target_: found {value['_target_']} in a component; accepted in a stand-alone"
+                " script are plain values"
+            )
         return _literal(value)
 
 
 def _literal(value: Any) -> str:
-    return f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else repr(value)
+    return (
+        f'float("{value}")'
+        if isinstance(value, float) and not math.isfinite(value)
+        else repr(value)
+    )
 
 
 def _name_of(function: Callable[..., Any]) -> str:
@@ -242,15 +343,22 @@ def _short(node: Mapping[str, Any]) -> str:
 
 
 def _imports(statements: Iterable[str], program: str) -> str:
-    """The statements, of one name each, whose name a program uses: Python's own modules first, and one line for each module."""
+    """The statements, of one name each, whose name a program uses: Python's own modules first,
+    and one line for each module.
+    """
     used = {node.id for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Name)}
     lines: dict[str, list[str]] = {}
     for statement in sorted(statements):
         begin, name = statement.rsplit("import ", 1)
         if name.rpartition(" as ")[2].partition(".")[0] in used:
-            lines.setdefault(f"{begin}import " if begin else statement, []).append(name if begin else "")
+            lines.setdefault(f"{begin}import " if begin else statement, []).append(
+                name if begin else ""
+            )
     groups: dict[bool, list[str]] = {False: [], True: []}
-    for line in sorted((begin + ", ".join(names) for begin, names in lines.items()), key=lambda line: (line.startswith("from"), line)):
+    for line in sorted(
+        (begin + ", ".join(names) for begin, names in lines.items()),
+        key=lambda line: (line.startswith("from"), line),
+    ):
         groups[line.split()[1].partition(".")[0] not in sys.stdlib_module_names].append(line)
     return "\n\n".join("\n".join(group) for group in groups.values() if group)
 
@@ -263,6 +371,8 @@ def _needed_packages(program: str) -> str:
             modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             modules.add(node.module or "")
-    packages = {name.partition(".")[0].replace("sklearn", "scikit-learn") for name in modules} - sys.stdlib_module_names
+    packages = {
+        name.partition(".")[0].replace("sklearn", "scikit-learn") for name in modules
+    } - sys.stdlib_module_names
     *others, last = sorted(packages)
     return f"{', '.join(others)} and {last}" if others else last

@@ -1,4 +1,6 @@
-"""Where a training's state and weights are, without torch: the driver looks for states of paused trials, and reads none."""
+"""Where a training's state and weights are, without torch: the driver looks for states of paused
+trials, and reads none.
+"""
 
 import shutil
 from pathlib import Path
@@ -16,9 +18,11 @@ def is_kept(folder: Path) -> bool:
 
 
 def has_room(folder: Path) -> bool:
-    """Whether the disk of a folder has room for another saved state, beside those in the folders within it.
+    """Whether the disk of a folder has room for another saved state, beside those in the folders
+    within it.
 
-    Room is what the largest of those takes, twice since a state is replaced by a new file, and some megabytes for all other files.
+    Room is what the largest of those takes, twice since a state is replaced by a new file, and some
+    megabytes for all other files.
     """
     try:
         largest = max((path.stat().st_size for path in folder.glob(f"*/{STATE_FILE}")), default=0)

@@ -14,8 +14,8 @@ from autotune.training.runtime import Compute, GraphedGradients, Precision, comp
 class TrainingStep:
     """A callable that runs the steps of one training.
 
-    A profiler shows the parts of a step by name: data, augmentation, forward, backward, optimizer; the part graph replaces forward
-    and backward if both are one CUDA graph.
+    A profiler shows the parts of a step by name: data, augmentation, forward, backward, optimizer;
+    the part graph replaces forward and backward if both are one CUDA graph.
 
     Args:
         gradients: those of an earlier training, if ``parts`` were made for them; new ones if None.
@@ -60,17 +60,24 @@ class TrainingStep:
         """The augmented inputs of a batch, as the model sees them at a step."""
         with labelled("augmentation"):
             return self.parts.augment(
-                batch.inputs, samples=batch.samples, epoch=step // self._steps_per_epoch, progress=step / self._total_steps
+                batch.inputs,
+                samples=batch.samples,
+                epoch=step // self._steps_per_epoch,
+                progress=step / self._total_steps,
             )
 
     def warm_up(self, batch: Batch, steps: Sequence[int]) -> None:
-        """Compute the batch's gradients with the augmentation of each of the given steps, then update the weights once."""
+        """Compute the batch's gradients with the augmentation of each of the given steps, then
+        update the weights once.
+        """
         for step in steps:
             self._compute_gradients(self.augmented(batch, step), batch.targets)
         self._step_optimizer()
 
     def _compute_gradients(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-        """Compute the gradients of a batch into the parameters' ``.grad``, in place of those of the last batch."""
+        """Compute the gradients of a batch into the parameters' ``.grad``, in place of those of
+        the last batch.
+        """
         if not self.gradients.is_graphed:  # a graph's gradients stay where it writes them
             self.parts.optimizer.zero_grad(set_to_none=True)
         self.gradients(inputs, targets, self.parts.scaler)
@@ -95,12 +102,18 @@ class BatchGradients:
     """
 
     def __init__(self, config: TrialConfig, parts: BoundParts, precision: Precision) -> None:
-        self.parts = BoundParts(model=parts.model, shared=parts.shared, technique=parts.technique, loss=parts.loss)
+        self.parts = BoundParts(
+            model=parts.model, shared=parts.shared, technique=parts.technique, loss=parts.loss
+        )
         self._is_compiled = config.runtime.compile is not None
         self._micro_batch_size = config.runtime.micro_batch_size
         self._autocast = precision.autocast
         self._compute = compiled(_compute_loss(self.parts, precision), config.runtime.compile)
-        self._graphed = GraphedGradients(self._add, parts.model) if config.runtime.cuda_graph and precision.device.type == "cuda" else None
+        self._graphed = (
+            GraphedGradients(self._add, parts.model)
+            if config.runtime.cuda_graph and precision.device.type == "cuda"
+            else None
+        )
 
     @property
     def is_graphed(self) -> bool:
@@ -109,19 +122,32 @@ class BatchGradients:
 
     @property
     def is_bound(self) -> bool:
-        """Whether compiled code or a CUDA graph is bound to the model, so that the next training must use the same model."""
+        """Whether compiled code or a CUDA graph is bound to the model, so that the next training
+        must use the same model.
+        """
         return self._is_compiled or self.is_graphed
 
-    def __call__(self, inputs: torch.Tensor, targets: torch.Tensor, scaler: torch.amp.GradScaler | None) -> None:
-        """Add the batch's gradients to the parameters' ``.grad``; a CUDA graph, which has no scaler, puts them there instead."""
+    def __call__(
+        self, inputs: torch.Tensor, targets: torch.Tensor, scaler: torch.amp.GradScaler | None
+    ) -> None:
+        """Add the batch's gradients to the parameters' ``.grad``.
+
+        A CUDA graph, which has no scaler, puts them there instead.
+        """
         if self._graphed is not None:
             with labelled("graph"):
                 self._graphed(inputs, targets)
             return
         self._add(inputs, targets, scaler)
 
-    def _add(self, inputs: torch.Tensor, targets: torch.Tensor, scaler: torch.amp.GradScaler | None = None) -> None:
-        """Add the gradients of the batch's mean loss, by micro-batches if configured, which is the same up to rounding.
+    def _add(
+        self,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        """Add the gradients of the batch's mean loss, by micro-batches if configured, which is the
+        same up to rounding.
 
         Batch normalisation sees one micro-batch at a time.
         """
@@ -139,7 +165,13 @@ class BatchGradients:
                 self._add_share(part_inputs, part_targets, len(part_inputs) / len(inputs), scaler)
         self._add_share(*last, len(last[0]) / len(inputs), scaler)
 
-    def _add_share(self, inputs: torch.Tensor, targets: torch.Tensor, share: float, scaler: torch.amp.GradScaler | None) -> None:
+    def _add_share(
+        self,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+        share: float,
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
         with labelled("forward"):
             loss = self._compute(inputs, targets)
             if share < 1:
@@ -150,7 +182,10 @@ class BatchGradients:
 
 
 def _compute_loss(parts: BoundParts, precision: Precision) -> Compute:
-    """Function that computes a batch's loss; it uses only components that later trainings keep, because it may be compiled."""
+    """Function that computes a batch's loss.
+
+    It uses only components that later trainings keep, because it may be compiled.
+    """
     model, technique, loss = parts.shared, parts.technique, parts.loss
 
     def compute(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -161,5 +196,12 @@ def _compute_loss(parts: BoundParts, precision: Precision) -> Compute:
 
 
 def labelled(name: str) -> contextlib.AbstractContextManager[object]:
-    """Context that names a part of a step for the profiler; it does nothing if no profiler is active."""
-    return torch.profiler.record_function(name) if torch.autograd.profiler._is_profiler_enabled else contextlib.nullcontext()  # noqa: SLF001
+    """Context that names a part of a step for the profiler.
+
+    It does nothing if no profiler is active.
+    """
+    return (
+        torch.profiler.record_function(name)
+        if torch.autograd.profiler._is_profiler_enabled  # noqa: SLF001
+        else contextlib.nullcontext()
+    )

@@ -14,7 +14,9 @@ from autotune.training.components import make_part
 
 
 def trained_model(path: Path, allowed_targets: Sequence[str]) -> nn.Module:
-    """A weights file's model with its weights, on the CPU and in evaluation mode; its parameters take no gradients.
+    """A weights file's model with its weights, on the CPU and in evaluation mode.
+
+    Its parameters take no gradients.
 
     Raises:
         ConfigError: the model cannot be made.
@@ -22,27 +24,57 @@ def trained_model(path: Path, allowed_targets: Sequence[str]) -> nn.Module:
     """
     weights, metadata = read_weights_once(path)
     config = metadata.get("config")
-    if not isinstance(config, Mapping) or not {"model", "views"} <= set(config) or not {"input_shape", "num_classes"} <= set(metadata):
-        raise DataError(f"{path}: does not say what model its weights are of; accepted is a file that a training of autotune wrote")
+    if (
+        not isinstance(config, Mapping)
+        or not {"model", "views"} <= set(config)
+        or not {"input_shape", "num_classes"} <= set(metadata)
+    ):
+        raise DataError(
+            f"{path}: does not say what model its weights are of; accepted is a file that a"
+            " training of autotune wrote"
+        )
     if config.get("training") is not None:
-        raise DataError(f"{path}: a training function of one's own made its model; accepted is a training of autotune's")
+        raise DataError(
+            f"{path}: a training function of one's own made its model; accepted is a training of"
+            " autotune's"
+        )
     where = f"{path}: model"
     make_model = build_partial(config["model"], tuple(allowed_targets), where, key="model")
     try:
-        arguments = {"input_shape": tuple(metadata["input_shape"]), "num_classes": metadata["num_classes"]}
+        arguments = {
+            "input_shape": tuple(metadata["input_shape"]),
+            "num_classes": metadata["num_classes"],
+        }
         with torch.device("meta"):  # without memory: a file can name a model of any size
-            sketch = call(make_model, where, **accepted_arguments(make_model, arguments)).state_dict()
-        if {name: tensor.shape for name, tensor in sketch.items()} != {name: tensor.shape for name, tensor in weights.items()}:
-            raise DataError(f"{path}: does not hold the weights of its own model, which has others; accepted is what autotune wrote")
+            sketch = call(
+                make_model, where, **accepted_arguments(make_model, arguments)
+            ).state_dict()
+        if {name: tensor.shape for name, tensor in sketch.items()} != {
+            name: tensor.shape for name, tensor in weights.items()
+        }:
+            raise DataError(
+                f"{path}: does not hold the weights of its own model, which has others; accepted is"
+                " what autotune wrote"
+            )
         model: nn.Module = call(make_model, where, **accepted_arguments(make_model, arguments))
         model.load_state_dict(weights)
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: does not hold the weights of its own model: {' '.join(str(error).split())}") from error
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise DataError(
+            f"{path}: does not hold the weights of its own model: {' '.join(str(error).split())}"
+        ) from error
     return model.eval().requires_grad_(False)
 
 
 def scored_model(path: Path, allowed_targets: Sequence[str]) -> tuple[nn.Module, Tensor]:
-    """A weights file's model as evaluations score it, by its configuration's views, and a batch of two inputs of zeros for it.
+    """A weights file's model as evaluations score it, by its configuration's views, and a batch of
+    two inputs of zeros for it.
 
     Raises:
         ConfigError: the model or the views cannot be made.
@@ -51,7 +83,8 @@ def scored_model(path: Path, allowed_targets: Sequence[str]) -> tuple[nn.Module,
     model = trained_model(path, allowed_targets)
     _, metadata = read_weights_once(path)
     views = make_part(metadata["config"]["views"], tuple(allowed_targets), "views")
-    dtype = getattr(torch, metadata.get("input_dtype", "float32"))  # a file of an earlier version does not say it
+    # a file of an earlier version does not say it
+    dtype = getattr(torch, metadata.get("input_dtype", "float32"))
     return _Scored(model, views), torch.zeros(2, *metadata["input_shape"], dtype=dtype)
 
 

@@ -1,12 +1,16 @@
-"""Runs a training function of the user: turns any loop (plain PyTorch, Lightning, Hugging Face) into a generator of evaluations.
+"""Runs a training function of the user: turns any loop (plain PyTorch, Lightning, Hugging Face)
+into a generator of evaluations.
 
-Contract of ``training:`` in the configuration: ``_target_`` names a function that calls ``autotune.report`` at every evaluation, or the
-``report`` that it takes as an argument, or a generator function that yields mappings. Each report passes ``metric`` and optionally
-``loss``, ``step``, ``epoch``, ``samples``, and further metrics by name, which are tracked. The function's other arguments are the node's
-other values and, if its signature names them, ``config`` (the TrialConfig), ``seed``, ``device``, ``clock`` and ``checkpoint``. All time
-counts as training, except imports and code within ``with clock.building():`` and ``with clock.evaluating():``. Each training has a process
-of its own, which calls the function once, unless ``training._reuse_process_`` is true: see ``autotune.training.first_call``. A function
-that calls ``checkpoint.save`` before a report can be paused there.
+Contract of ``training:`` in the configuration: ``_target_`` names a function that calls
+``autotune.report`` at every evaluation, or the ``report`` that it takes as an argument, or a
+generator function that yields mappings. Each report passes ``metric`` and optionally ``loss``,
+``step``, ``epoch``, ``samples``, and further metrics by name, which are tracked. The function's
+other arguments are the node's other values and, if its signature names them, ``config`` (the
+TrialConfig), ``seed``, ``device``, ``clock`` and ``checkpoint``. All time counts as training,
+except imports and code within ``with clock.building():`` and ``with clock.evaluating():``. Each
+training has a process of its own, which calls the function once, unless
+``training._reuse_process_`` is true: see ``autotune.training.first_call``. A function that calls
+``checkpoint.save`` before a report can be paused there.
 """
 
 import contextlib
@@ -29,7 +33,13 @@ from autotune.measurement import Evaluation, Phase, PhaseClock, as_measured, out
 from autotune.mlflow_logs import discarded_logs
 from autotune.session import REPORTED, Session, as_number, as_reported, in_session, meant_by
 from autotune.training.checkpoint import TrainingCheckpoint
-from autotune.training.device import is_out_of_memory, pick_device, reset_device, seed_everything, synchronizer
+from autotune.training.device import (
+    is_out_of_memory,
+    pick_device,
+    reset_device,
+    seed_everything,
+    synchronizer,
+)
 from autotune.training.energy import energy_meter
 from autotune.training.first_call import PaidOnce, imports_are_build, prepare_call
 from autotune.training.loop import measured_times, read_progress
@@ -41,7 +51,9 @@ class TrainingEnded(BaseException):
 
 
 class TrainingClock:
-    """The ``clock`` argument of a training function, which marks the parts of its time that are not training."""
+    """The ``clock`` argument of a training function, which marks the parts of its time that are
+    not training.
+    """
 
     def __init__(self, clock: PhaseClock) -> None:
         self._clock = clock
@@ -55,7 +67,10 @@ class TrainingClock:
         return self._within(Phase.EVALUATE)
 
     def count_as_build(self, seconds: float) -> None:
-        """Count seconds as building that were counted as training, at most all of them; their energy stays where it is."""
+        """Count seconds as building that were counted as training, at most all of them.
+
+        Their energy stays where it is.
+        """
         seconds = min(seconds, self._clock.seconds(Phase.TRAIN))
         self._clock.add(Phase.TRAIN, -seconds, 0.0)
         self._clock.add(Phase.BUILD, seconds, 0.0)
@@ -85,26 +100,40 @@ def train_own(
 ) -> Generator[Evaluation, Path | None, None]:
     """Run the user's training function that the configuration names, as a generator of evaluations.
 
-    Arguments and pausing are as in ``autotune.training.loop.train``; state and weights are those that the function saved before its
-    last report, if it did. The clock of a resumed training stands still until the function has loaded its state.
+    Arguments and pausing are as in ``autotune.training.loop.train``; state and weights are those
+    that the function saved before its last report, if it did. The clock of a resumed training
+    stands still until the function has loaded its state.
 
     Raises:
-        ConfigError: the function never reports, reports something that is not an evaluation, or saves what cannot be written.
+        ConfigError: the function never reports, reports something that is not an evaluation, or
+            saves what cannot be written.
         DataError: a state is damaged, belongs to another configuration, or cannot be written.
         StateError: the function, or a library, cannot load the state that it was paused with.
         Exception: the function raised it.
     """
     clock = PhaseClock()
-    clock.enter(Phase.BUILD)  # before anything asks for a GPU: CUDA's start and context are paid once per process
+    # before anything asks for a GPU: CUDA's start and context are paid once per process
+    clock.enter(Phase.BUILD)
     device = pick_device(config.device)
     clock.attach(synchronizer(device), energy_meter(device))
     reset_device(device)
-    folder = paused_folder or (state_folder if state_folder is not None and is_kept(state_folder) else None)
+    folder = paused_folder or (
+        state_folder if state_folder is not None and is_kept(state_folder) else None
+    )
     _warm_up(device)
-    paid = prepare_call(config, clock, lambda: _call_to_first_report(config, device, num_threads), is_resumed=folder is not None)
+    paid = prepare_call(
+        config,
+        clock,
+        lambda: _call_to_first_report(config, device, num_threads),
+        is_resumed=folder is not None,
+    )
     _set_threads_and_seeds(config, num_threads)
     checkpoint = TrainingCheckpoint(device, on_load=lambda: clock.enter(Phase.TRAIN))
-    previous = None if folder is None else _resume(folder, checkpoint, config, clock, is_paused=paused_folder is not None)
+    previous = (
+        None
+        if folder is None
+        else _resume(folder, checkpoint, config, clock, is_paused=paused_folder is not None)
+    )
     if previous is None:
         clock.enter(Phase.TRAIN)
     elif previous.outcome is not None:
@@ -115,7 +144,10 @@ def train_own(
         with contextlib.closing(reports):
             for values in reports:
                 if not checkpoint.is_loaded:
-                    raise ConfigError(f"training: {_name(config)} was paused, and reported before it called checkpoint.load")
+                    raise ConfigError(
+                        f"training: {_name(config)} was paused, and reported before it called"
+                        " checkpoint.load"
+                    )
                 phase = clock.phase  # a report may be made within evaluating()
                 clock.enter(None)
                 evaluation = _evaluation(config, values, clock, device, cap_seconds, previous)
@@ -133,16 +165,37 @@ def train_own(
                 checkpoint.expire()
                 clock.enter(phase)
     except Exception as error:
-        if paused_folder is None or checkpoint.is_loaded or isinstance(error, AutotuneError) or is_out_of_memory(error):
+        if (
+            paused_folder is None
+            or checkpoint.is_loaded
+            or isinstance(error, AutotuneError)
+            or is_out_of_memory(error)
+        ):
             raise
-        said = " ".join(f"{type(error).__name__}: {error}".split())  # such as of a library that cannot read its own checkpoint
-        raise StateError(f"training: {_name(config)} cannot continue from the state that it was paused with: {said}") from error
+        # such as of a library that cannot read its own checkpoint
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise StateError(
+            f"training: {_name(config)} cannot continue from the state that it was paused with:"
+            f" {said}"
+        ) from error
     if previous is None:
-        raise ConfigError(f"training: {_name(config)} ended without one evaluation; call autotune.report, or the argument report, or yield")
+        raise ConfigError(
+            f"training: {_name(config)} ended without one evaluation; call autotune.report, or the"
+            " argument report, or yield"
+        )
 
 
-def _resume(folder: Path, checkpoint: TrainingCheckpoint, config: TrialConfig, clock: PhaseClock, *, is_paused: bool) -> Evaluation:
-    """Let the function load a saved state, stop the clock until it does, and return the state's evaluation."""
+def _resume(
+    folder: Path,
+    checkpoint: TrainingCheckpoint,
+    config: TrialConfig,
+    clock: PhaseClock,
+    *,
+    is_paused: bool,
+) -> Evaluation:
+    """Let the function load a saved state, stop the clock until it does, and return the state's
+    evaluation.
+    """
     clock.enter(None)
     if is_paused:
         clock.reset()
@@ -167,7 +220,9 @@ def _call_to_first_report(config: TrialConfig, device: torch.device, num_threads
 
 
 def _warm_up(device: torch.device) -> None:
-    """Train a tiny model for one step, so that torch's lazy set-up in a process is over before the user's training."""
+    """Train a tiny model for one step, so that torch's lazy set-up in a process is over before
+    the user's training.
+    """
     model = torch.nn.Linear(1, 1, device=device)
     model(torch.ones(1, 1, device=device)).sum().backward()
     torch.optim.AdamW(model.parameters()).step()
@@ -186,27 +241,46 @@ def check_own(config: TrialConfig) -> None:
         signature = inspect.signature(function.func)
     except ValueError:  # some callables written in C have none
         return
-    offered = accepted_arguments(function, dict.fromkeys(("report", "config", "seed", "device", "clock", "checkpoint")))
+    offered = accepted_arguments(
+        function, dict.fromkeys(("report", "config", "seed", "device", "clock", "checkpoint"))
+    )
     try:
         signature.bind(**function.keywords, **offered)
     except TypeError as error:
-        raise ConfigError(f"training: {_name(config)}: {error}; it takes {', '.join(signature.parameters)}") from error
+        raise ConfigError(
+            f"training: {_name(config)}: {error}; it takes {', '.join(signature.parameters)}"
+        ) from error
 
 
 def _function(config: TrialConfig) -> "functools.partial[Any]":
     assert config.training is not None
-    node = {key: value for key, value in config.training.items() if key not in (REUSE_KEY, COMMAND_KEY)}
+    node = {
+        key: value for key, value in config.training.items() if key not in (REUSE_KEY, COMMAND_KEY)
+    }
     return build_partial(node, config.allowed_targets, "training")
 
 
 def _reports(
-    config: TrialConfig, device: torch.device, clock: PhaseClock, paid: PaidOnce, checkpoint: TrainingCheckpoint
+    config: TrialConfig,
+    device: torch.device,
+    clock: PhaseClock,
+    paid: PaidOnce,
+    checkpoint: TrainingCheckpoint,
 ) -> Generator[Mapping[str, Any], None, None]:
-    """Yield what the function reports; it stands still in ``report`` until the next report is requested."""
+    """Yield what the function reports.
+
+    It stands still in ``report`` until the next report is requested.
+    """
     with imports_are_build(clock, paid):
         function = _function(config)
     user_clock = TrainingClock(clock)
-    offered = {"config": config, "seed": config.seed, "device": device, "clock": user_clock, "checkpoint": checkpoint}
+    offered = {
+        "config": config,
+        "seed": config.seed,
+        "device": device,
+        "clock": user_clock,
+        "checkpoint": checkpoint,
+    }
     arguments = accepted_arguments(function, offered)
 
     @contextlib.contextmanager
@@ -220,7 +294,9 @@ def _reports(
     if inspect.isgeneratorfunction(function.func):
 
         def refused(*_: Any, **__: Any) -> None:
-            raise ConfigError(f"training: {_name(config)} yields its evaluations, so it cannot call report, too")
+            raise ConfigError(
+                f"training: {_name(config)} yields its evaluations, so it cannot call report, too"
+            )
 
         with active(refused):
             yield from function(**arguments)
@@ -234,8 +310,13 @@ def _reports(
     yield from _reports_of_function(call_with)
 
 
-def _reports_of_function(function: Callable[[Callable[..., None]], Any]) -> Generator[Mapping[str, Any], None, None]:
-    """Yield what a function reports; the function runs in a thread that waits inside ``report`` until the next report is requested."""
+def _reports_of_function(
+    function: Callable[[Callable[..., None]], Any],
+) -> Generator[Mapping[str, Any], None, None]:
+    """Yield what a function reports.
+
+    The function runs in a thread that waits inside ``report`` until the next report is requested.
+    """
     reported: queue.SimpleQueue[Mapping[str, Any] | BaseException | None] = queue.SimpleQueue()
     requests: queue.SimpleQueue[None] = queue.SimpleQueue()
     ended = threading.Event()
@@ -279,22 +360,41 @@ def _reports_of_function(function: Callable[[Callable[..., None]], Any]) -> Gene
 
 
 def _evaluation(
-    config: TrialConfig, values: Any, clock: PhaseClock, device: torch.device, cap_seconds: float, previous: Evaluation | None
+    config: TrialConfig,
+    values: Any,
+    clock: PhaseClock,
+    device: torch.device,
+    cap_seconds: float,
+    previous: Evaluation | None,
 ) -> Evaluation:
     target = config.target
     if isinstance(values, Mapping) and "metric" not in values and target.metric in values:
-        values = {"metric": values[target.metric], **{key: value for key, value in values.items() if key != target.metric}}
-    if not isinstance(values, Mapping) or "metric" not in values or not all(isinstance(key, str) for key in values):
-        raise _without_metric(config, sorted(map(str, values)) if isinstance(values, Mapping) else type(values).__name__)
+        values = {
+            "metric": values[target.metric],
+            **{key: value for key, value in values.items() if key != target.metric},
+        }
+    if (
+        not isinstance(values, Mapping)
+        or "metric" not in values
+        or not all(isinstance(key, str) for key in values)
+    ):
+        raise _without_metric(
+            config,
+            sorted(map(str, values)) if isinstance(values, Mapping) else type(values).__name__,
+        )
     numbers = {key: _number(config, key, value) for key, value in values.items()}
     metric, loss = as_measured(numbers["metric"]), numbers.get("loss", 0.0)
     times = measured_times(clock, device)
     samples, train_seconds = int(numbers.get("samples", 0)), times["train_seconds"]
-    previous_samples, previous_seconds = (previous.samples, previous.train_seconds) if previous else (0, 0.0)
+    previous_samples, previous_seconds = (
+        (previous.samples, previous.train_seconds) if previous else (0, 0.0)
+    )
     further = {key: number for key, number in numbers.items() if key not in REPORTED}
     bounded = further | {key: number for key, number in numbers.items() if key == "loss"}
     if missing := sorted(set(target.constraints) - set(bounded)):
-        raise ConfigError(f"training: {_name(config)} reported no {missing[0]}, which target.constraints bounds")
+        raise ConfigError(
+            f"training: {_name(config)} reported no {missing[0]}, which target.constraints bounds"
+        )
     ends = {"ended": False, "counts": not target.violation(bounded)}
     return Evaluation(
         **times,
@@ -303,11 +403,17 @@ def _evaluation(
         samples=samples,
         metric=metric,
         loss=numbers.get("loss", math.nan),
-        samples_per_second=(samples - previous_samples) / max(train_seconds - previous_seconds, 1e-9) if "samples" in numbers else math.nan,
+        samples_per_second=(
+            (samples - previous_samples) / max(train_seconds - previous_seconds, 1e-9)
+            if "samples" in numbers
+            else math.nan
+        ),
         energy_joules=clock.joules(Phase.PREPARE, Phase.TRAIN),
         build_joules=clock.joules(Phase.BUILD),
         metrics=further,
-        outcome=outcome_of(target, metric, loss, train_seconds, times["prepare_seconds"], cap_seconds, **ends),
+        outcome=outcome_of(
+            target, metric, loss, train_seconds, times["prepare_seconds"], cap_seconds, **ends
+        ),
     )
 
 
@@ -315,7 +421,8 @@ def _without_metric(config: TrialConfig, found: list[str] | str) -> ConfigError:
     metric, optional = config.target.metric, ", ".join(sorted(REPORTED - {"metric"}))
     meant = meant_by(found, metric) if isinstance(found, list) else ""
     return ConfigError(
-        f"training: {_name(config)} reported {found}; report metric (or {metric}), any of {optional}, and further metrics by name{meant}"
+        f"training: {_name(config)} reported {found}; report metric (or {metric}), any of"
+        f" {optional}, and further metrics by name{meant}"
     )
 
 

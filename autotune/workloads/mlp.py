@@ -11,22 +11,41 @@ from autotune.errors import ConfigError
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "tanh": nn.Tanh}
-NORMS: dict[str, Callable[[int], nn.Module] | None] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm, "none": None}
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+}
+NORMS: dict[str, Callable[[int], nn.Module] | None] = {
+    "batch": nn.BatchNorm1d,
+    "layer": nn.LayerNorm,
+    "none": None,
+}
 
 
 class MLP(nn.Module):
-    """One hidden layer per entry of ``widths``, each linear, norm, activation and dropout; then a linear layer to the logits.
+    """One hidden layer per entry of ``widths``, each linear, norm, activation and dropout.
 
-    ``input_shape`` is any shape; ``forward`` takes ``[batch, *input_shape]``, flattens it, and returns logits ``[batch, num_classes]``.
-    With empty ``widths`` the model is linear.
+    Then a linear layer to the logits.
+
+    ``input_shape`` is any shape; ``forward`` takes ``[batch, *input_shape]``, flattens it, and
+    returns logits ``[batch, num_classes]``. With empty ``widths`` the model is linear.
 
     Raises:
-        ConfigError: a size is not positive, ``dropout`` is out of range, or a norm or activation is unknown.
+        ConfigError: a size is not positive, ``dropout`` is out of range, or a norm or activation is
+            unknown.
     """
 
     def __init__(
-        self, *, input_shape: Sequence[int], num_classes: int, widths: Sequence[int], norm: str, activation: str, dropout: float
+        self,
+        *,
+        input_shape: Sequence[int],
+        num_classes: int,
+        widths: Sequence[int],
+        norm: str,
+        activation: str,
+        dropout: float,
     ) -> None:
         super().__init__()
         _check(input_shape, num_classes, widths, norm, activation, dropout)
@@ -47,21 +66,33 @@ class MLP(nn.Module):
         return [nn.Flatten(), *self.hidden, self.classifier]
 
     def tensor_plan(self, size: int) -> "Mapping[str, ParallelStyle]":
-        """How ``size`` ranks share the weights: without norms, layers are split by columns and by rows in turns; with norms, by columns.
+        """How ``size`` ranks share the weights: without norms, layers are split by columns and by
+        rows in turns; with norms, by columns.
 
         Raises:
             ConfigError: a width is not a multiple of ``size``.
         """
-        from torch.distributed.tensor import Replicate  # noqa: PLC0415  # a second to import, only for tensor parallelism
-        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel  # noqa: PLC0415  # only for tensor parallelism
+        # a second to import, only for tensor parallelism
+        from torch.distributed.tensor import Replicate  # noqa: PLC0415
 
-        linear = [(name, module) for name, module in self.named_modules() if isinstance(module, nn.Linear)]
+        # only for tensor parallelism
+        from torch.distributed.tensor.parallel import (  # noqa: PLC0415
+            ColwiseParallel,
+            RowwiseParallel,
+        )
+
+        linear = [
+            (name, module) for name, module in self.named_modules() if isinstance(module, nn.Linear)
+        ]
         for _, module in linear[:-1]:
             if module.out_features % size:
                 raise ConfigError(
-                    f"model.widths: found {module.out_features}, accepted with {size} workers that share layers are multiples of it"
+                    f"model.widths: found {module.out_features}, accepted with {size} workers that"
+                    " share layers are multiples of it"
                 )
-        is_normalised = any(isinstance(layer, nn.BatchNorm1d | nn.LayerNorm) for layer in self.hidden)
+        is_normalised = any(
+            isinstance(layer, nn.BatchNorm1d | nn.LayerNorm) for layer in self.hidden
+        )
         plan: dict[str, ParallelStyle] = {}
         for index, (name, _) in enumerate(linear[:-1]):
             if is_normalised:
@@ -79,18 +110,32 @@ class MLP(nn.Module):
             ConfigError: inputs are whole numbers, such as tokens.
         """
         if not inputs.is_floating_point():
-            raise ConfigError(f"model: found inputs of {inputs.dtype}, accepted are floating-point numbers")
+            raise ConfigError(
+                f"model: found inputs of {inputs.dtype}, accepted are floating-point numbers"
+            )
         logits: Tensor = self.classifier(self.hidden(inputs.flatten(1)))
         return logits
 
 
-def _check(input_shape: Sequence[int], num_classes: int, widths: Sequence[int], norm: str, activation: str, dropout: float) -> None:
+def _check(
+    input_shape: Sequence[int],
+    num_classes: int,
+    widths: Sequence[int],
+    norm: str,
+    activation: str,
+    dropout: float,
+) -> None:
     if not input_shape or min(input_shape) < 1:
-        raise ConfigError(f"model: input_shape is {list(input_shape)}, accepted are one or more sizes from 1")
+        raise ConfigError(
+            f"model: input_shape is {list(input_shape)}, accepted are one or more sizes from 1"
+        )
     if num_classes < 1:
         raise ConfigError(f"model: num_classes is {num_classes}, accepted are numbers from 1")
     if any(width < 1 for width in widths):
-        raise ConfigError(f"model.widths: found {list(widths)}, accepted is one number of units from 1 for each hidden layer")
+        raise ConfigError(
+            f"model.widths: found {list(widths)}, accepted is one number of units from 1 for each"
+            " hidden layer"
+        )
     for key, value, accepted in (("norm", norm, NORMS), ("activation", activation, ACTIVATIONS)):
         if value not in accepted:
             raise ConfigError(f"model.{key}: found {value!r}, accepted are {', '.join(accepted)}")

@@ -1,4 +1,5 @@
-"""Tables as classification data: any CSV file, one of whose columns is the target, and scikit-learn's breast-cancer set.
+"""Tables as classification data: any CSV file, one of whose columns is the target, and
+scikit-learn's breast-cancer set.
 
 Scales and categories of a column are computed from the training split alone.
 """
@@ -32,9 +33,9 @@ def csv_table(
 ) -> Splits:
     """A CSV file's rows as train, validation and test splits, encoded by ``encoded``.
 
-    Inputs are float32 ``[samples, features]``, in the order of the columns; true and false are numbers,
-    and a missing text is a text like any other. Targets are int64 ``[samples]``: the index of the row's
-    class among all classes, sorted by letter or number.
+    Inputs are float32 ``[samples, features]``, in the order of the columns; true and false are
+    numbers, and a missing text is a text like any other. Targets are int64 ``[samples]``: the index
+    of the row's class among all classes, sorted by letter or number.
 
     Args:
         path: path or URL of a UTF-8 file whose first line names its columns, compressed or not.
@@ -46,19 +47,28 @@ def csv_table(
         test_fraction: fraction of the rows for test.
 
     Raises:
-        DataError: the file is missing or no table, or lacks a named column; a column cannot be encoded;
-            the target is missing in a row, is no class, or has a class too rare to be split.
+        DataError: the file is missing or no table, or lacks a named column; a column cannot be
+            encoded; the target is missing in a row, is no class, or has a class too rare to be
+            split.
     """
     if path is None or target_column is None:
         raise ConfigError("data: data=csv needs data.path=FILE and data.target_column=NAME")
     table = _read(path, delimiter)
-    for key, name in (("target_column", target_column), *(("ignored_columns", name) for name in ignored_columns)):
+    for key, name in (
+        ("target_column", target_column),
+        *(("ignored_columns", name) for name in ignored_columns),
+    ):
         if name not in table.column_names:
             close = get_close_matches(name, table.column_names, n=1)
             guess = f" (did you mean {close[0]}?)" if close else ""
-            raise DataError(f"data.{key}: {path} has no column {name}{guess}; it has {', '.join(table.column_names[:20])}")
+            raise DataError(
+                f"data.{key}: {path} has no column {name}{guess}; it has"
+                f" {', '.join(table.column_names[:20])}"
+            )
     left_out = {target_column, *ignored_columns}
-    columns = {name: _values(table[name], name) for name in table.column_names if name not in left_out}
+    columns = {
+        name: _values(table[name], name) for name in table.column_names if name not in left_out
+    }
     if not columns:
         raise DataError(f"data.path: {path} has no column besides the target")
     target = _values(table[target_column], target_column)
@@ -69,26 +79,33 @@ def csv_table(
     elif target.dtype != object and (classes != classes.round()).any():
         problem = "it holds fractions, and classes are texts, whole numbers, true and false"
     elif not 2 <= len(classes) <= max_categories:
-        problem = f"it holds {len(classes)} different values, not 2 to data.max_categories={max_categories}"
+        problem = (
+            f"it holds {len(classes)} different values, not 2 to"
+            f" data.max_categories={max_categories}"
+        )
     else:
         fractions = validation_fraction, test_fraction
-        return table_splits(columns, targets.astype(np.int64), *fractions, max_categories=max_categories)
+        return table_splits(
+            columns, targets.astype(np.int64), *fractions, max_categories=max_categories
+        )
     raise DataError(f"data.target_column: {target_column}: {problem}")
 
 
 def breast_cancer(validation_fraction: float, test_fraction: float) -> Splits:
     """569 tumours, 212 of them malignant, described by 30 measurements of their cells.
 
-    Inputs are float32 ``[samples, 30]``, each measurement standardised by the train split's mean and
-    deviation; targets are int64 ``[samples]``, 0 malignant and 1 benign.
+    Inputs are float32 ``[samples, 30]``, each measurement standardised by the train split's mean
+    and deviation; targets are int64 ``[samples]``, 0 malignant and 1 benign.
 
-    Source: Street, Wolberg & Mangasarian, "Nuclear feature extraction for breast tumor diagnosis" (1993),
-    as scikit-learn ships it.
+    Source: Street, Wolberg & Mangasarian, "Nuclear feature extraction for breast tumor diagnosis"
+    (1993), as scikit-learn ships it.
     """
     path = scikit_learn_file("breast_cancer.csv")
     table = np.loadtxt(path, delimiter=",", skiprows=1, dtype=np.float64)
     columns = {f"measurement {number}": values for number, values in enumerate(table[:, :-1].T)}
-    return table_splits(columns, table[:, -1].astype(np.int64), validation_fraction, test_fraction, max_categories=0)
+    return table_splits(
+        columns, table[:, -1].astype(np.int64), validation_fraction, test_fraction, max_categories=0
+    )
 
 
 def table_splits(
@@ -99,7 +116,8 @@ def table_splits(
     *,
     max_categories: int,
 ) -> Splits:
-    """Split a table's rows so that each split has each class's share, and encode the columns in their order.
+    """Split a table's rows so that each split has each class's share, and encode the columns in
+    their order.
 
     Args:
         columns: values ``[rows]`` by column name.
@@ -113,16 +131,24 @@ def table_splits(
         DataError: a column cannot be encoded, or a class has no row left to train on.
     """
     if not (validation_fraction > 0 < test_fraction and validation_fraction + test_fraction < 1):
-        raise ConfigError("data: validation_fraction and test_fraction must be above 0, and their sum below 1")
+        raise ConfigError(
+            "data: validation_fraction and test_fraction must be above 0, and their sum below 1"
+        )
     classes = torch.from_numpy(targets)
-    num_validation, num_test = (max(1, round(len(targets) * share)) for share in (validation_fraction, test_fraction))
+    num_validation, num_test = (
+        max(1, round(len(targets) * share)) for share in (validation_fraction, test_fraction)
+    )
     if num_validation + num_test >= len(targets):
-        raise DataError(f"data: {len(targets)} rows are too few to hold out {num_validation} and {num_test}")
+        raise DataError(
+            f"data: {len(targets)} rows are too few to hold out {num_validation} and {num_test}"
+        )
     rest, test = stratified_split(classes, num_test)
     in_train, in_validation = stratified_split(classes[rest], num_validation)
     rows = {"train": rest[in_train], "validation": rest[in_validation], "test": test}
     if len(absent := np.setdiff1d(targets, targets[rows["train"]])):
-        raise DataError(f"data: no row of class number {absent[0]} is left to train on; it needs more rows")
+        raise DataError(
+            f"data: no row of class number {absent[0]} is left to train on; it needs more rows"
+        )
     train = rows["train"].numpy()
     features = [encoded(values, train, max_categories, name) for name, values in columns.items()]
     inputs = torch.from_numpy(np.concatenate(features, axis=1))
@@ -132,22 +158,23 @@ def table_splits(
 def encoded(values: Column, train: np.ndarray, max_categories: int, name: str) -> Column:
     """A model's features, float32 ``[rows, features]``, of one column.
 
-    Numbers are standardised by the training rows' mean and deviation; a column that is constant there
-    becomes 0. A missing number is replaced by the mean, and a column with missing numbers has a second
-    feature that is 1 for them. Texts are one-hot over the values in the training rows: a value that only
-    other rows have is 0 in all features.
+    Numbers are standardised by the training rows' mean and deviation; a column that is constant
+    there becomes 0. A missing number is replaced by the mean, and a column with missing numbers has
+    a second feature that is 1 for them. Texts are one-hot over the values in the training rows: a
+    value that only other rows have is 0 in all features.
 
     Raises:
-        DataError: the training rows have more than ``max_categories`` different texts, or a number is
-            too large.
+        DataError: the training rows have more than ``max_categories`` different texts, or a number
+            is too large.
     """
     where = f"data: column {name}"
     if values.dtype == object:
         categories = np.unique(values[train])
         if len(categories) > max_categories:
             raise DataError(
-                f"{where} holds {len(categories)} different texts, more than data.max_categories={max_categories}; "
-                f"data.ignored_columns=[{name}] leaves it out"
+                f"{where} holds {len(categories)} different texts, more than"
+                f" data.max_categories={max_categories}; data.ignored_columns=[{name}] leaves"
+                " it out"
             )
         one_hot: Column = np.equal(values[:, None], categories).astype(np.float32)
         return one_hot
@@ -160,7 +187,10 @@ def encoded(values: Column, train: np.ndarray, max_categories: int, name: str) -
             deviation = filled[train].std()
             scaled = (filled - seen.mean()) / deviation
             if not np.isfinite([deviation, *scaled.astype(np.float32)]).all():
-                raise DataError(f"{where} holds numbers too large for float32; data.ignored_columns=[{name}] leaves it out")
+                raise DataError(
+                    f"{where} holds numbers too large for float32; data.ignored_columns=[{name}]"
+                    " leaves it out"
+                )
     columns = [scaled, is_missing] if is_missing.any() else [scaled]
     return np.stack(columns, axis=1).astype(np.float32)
 
@@ -174,13 +204,20 @@ def _read(path: str, delimiter: str) -> Any:
             pa.BufferReader(content),
             arrow_csv.ReadOptions(use_threads=False, block_size=len(content) + 1),
             arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            arrow_csv.ConvertOptions(null_values=[*arrow_csv.ConvertOptions().null_values, "?"], strings_can_be_null=False),
+            arrow_csv.ConvertOptions(
+                null_values=[*arrow_csv.ConvertOptions().null_values, "?"],
+                strings_can_be_null=False,
+            ),
         )
         names = table.column_names
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise DataError(f"data.path: {path} cannot be read as CSV: {' '.join(str(error).split())[:300]}") from error
+        raise DataError(
+            f"data.path: {path} cannot be read as CSV: {' '.join(str(error).split())[:300]}"
+        ) from error
     if len(set(names)) < len(names) or not table.num_rows:
-        raise DataError(f"data.path: {path} needs rows after its first line, which names columns, each once")
+        raise DataError(
+            f"data.path: {path} needs rows after its first line, which names columns, each once"
+        )
     return table
 
 
@@ -191,5 +228,6 @@ def _values(column: Any, name: str) -> Column:
         return np.array(column.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
     except pa.ArrowException as error:
         raise DataError(
-            f"data: column {name} holds {column.type}, not numbers, true and false, or text; data.ignored_columns=[{name}] leaves it out"
+            f"data: column {name} holds {column.type}, not numbers, true and false, or text;"
+            f" data.ignored_columns=[{name}] leaves it out"
         ) from error

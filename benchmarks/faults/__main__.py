@@ -1,24 +1,30 @@
 """Does a study survive what goes wrong? ``python -m benchmarks.faults``.
 
-A study of at least 60 trainings of a tenth of a second, which are paused and gone on with (except under TPE, in three rows), with Optuna's
-journal, MLflow on SQLite and a confirmation, meets one fault again and again while it runs, is resumed by the same command where it ended,
-and runs to its end without one. Then its records (``records.py``) are read without autotune's own code. For each row of the table:
+A study of at least 60 trainings of a tenth of a second, which are paused and gone on with (except
+under TPE, in three rows), with Optuna's journal, MLflow on SQLite and a confirmation, meets one
+fault again and again while it runs, is resumed by the same command where it ended, and runs to its
+end without one. Then its records (``records.py``) are read without autotune's own code. For each
+row of the table:
 
 * injected: faults that met a running process of the study; only those are counted;
 * finished: trials with a result at the end;
-* lost: runs whose result stood in the storage or in ``trials.csv`` when a process of the study ended, and that the storage, MLflow,
-  ``trials.csv`` or the recording do not have at the end;
-* doubled: results that stand twice in the journal, runs that are twice in a record, and trainings of what had a result already, by the
-  diary that the trainings write;
-* disagree: contradictions of storage, ``trials.csv``, recording, MLflow and ``best.json``; runs that one of them lacks; trials that are
-  still running; trials that were charged for time they did not train, and are not marked; another outcome than the fault's;
-* leftovers: processes ten seconds after the driver's end (found by an environment variable), and at the end of the study Ray's session
-  folders, temporary files, shared memory, lock files, states, and MLflow's runs that are open;
-* seconds: the longest time from a fault to the end of the driver, or to the next training where the study goes on;
+* lost: runs whose result stood in the storage or in ``trials.csv`` when a process of the study
+  ended, and that the storage, MLflow, ``trials.csv`` or the recording do not have at the end;
+* doubled: results that stand twice in the journal, runs that are twice in a record, and trainings
+  of what had a result already, by the diary that the trainings write;
+* disagree: contradictions of storage, ``trials.csv``, recording, MLflow and ``best.json``; runs
+  that one of them lacks; trials that are still running; trials that were charged for time they did
+  not train, and are not marked; another outcome than the fault's;
+* leftovers: processes ten seconds after the driver's end (found by an environment variable), and at
+  the end of the study Ray's session folders, temporary files, shared memory, lock files, states,
+  and MLflow's runs that are open;
+* seconds: the longest time from a fault to the end of the driver, or to the next training where the
+  study goes on;
 * the line: what the driver printed last as it ended because of the fault.
 
-Exit code 0: everything is 0, every end was told in one line, in at most 30 s, and each row has as many injections as it should; 1: a list
-of what does not hold; 2: no such row. A row that this machine cannot inject (no root, no control groups, no C compiler) does not hold.
+Exit code 0: everything is 0, every end was told in one line, in at most 30 s, and each row has as
+many injections as it should; 1: a list of what does not hold; 2: no such row. A row that this
+machine cannot inject (no root, no control groups, no C compiler) does not hold.
 """
 
 import argparse
@@ -94,7 +100,9 @@ def run_row(row: Row, *, count: int | None = None, num_trials: int | None = None
         traceback.print_exc()
         study.faults.append(f"the bench itself failed: {error!r}")
     finally:
-        if is_wrong := bool(study.lost or study.doubled or study.disagreeing or study.leftovers or study.faults):
+        if is_wrong := bool(
+            study.lost or study.doubled or study.disagreeing or study.leftovers or study.faults
+        ):
             study.faults.append(f"its files are kept in {study.home}")
         study.close(keeps_files=is_wrong)
     return Found(
@@ -115,10 +123,18 @@ def run_row(row: Row, *, count: int | None = None, num_trials: int | None = None
 
 
 def _print(found: Found) -> None:
-    counts = (found.injected, found.finished, *map(len, (found.lost, found.doubled, found.disagreeing, found.leftovers)))
+    counts = (
+        found.injected,
+        found.finished,
+        *map(len, (found.lost, found.doubled, found.disagreeing, found.leftovers)),
+    )
     line = found.lines[-1] if found.lines else "goes on"
     longest = max(found.seconds, default=0.0)
-    print(f"{found.name:<22}" + "".join(f"{count:>9}" for count in counts) + f"{longest:>8.1f}{found.row_seconds:>7.0f}  {line[:150]}")
+    print(
+        f"{found.name:<22}"
+        + "".join(f"{count:>9}" for count in counts)
+        + f"{longest:>8.1f}{found.row_seconds:>7.0f}  {line[:150]}"
+    )
     for wrong in found.wrong():
         print(f"    {wrong[:300]}")
     sys.stdout.flush()
@@ -126,20 +142,29 @@ def _print(found: Found) -> None:
 
 def main() -> int:
     """Run the rows, print and write what they come to, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.faults", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--rows", help="only these, with commas between them")
     parser.add_argument("--injections", type=int, help="at most so many a row")
     parser.add_argument(
         "--side-by-side",
         type=int,
         default=2,
-        help="rows that run at once, beside one of long trainings, which leave the CPUs idle; except those that need the machine alone",
+        help=(
+            "rows that run at once, beside one of long trainings, which leave the CPUs idle; except"
+            " those that need the machine alone"
+        ),
     )
     parser.add_argument("--list", action="store_true", help="print the rows and end")
     arguments = parser.parse_args()
     names = arguments.rows.split(",") if arguments.rows else [row.name for row in ROWS]
     if unknown := set(names) - {row.name for row in ROWS}:
-        print(f"--rows: found {', '.join(sorted(unknown))}; accepted are {', '.join(row.name for row in ROWS)}", file=sys.stderr)
+        print(
+            f"--rows: found {', '.join(sorted(unknown))}; accepted are"
+            f" {', '.join(row.name for row in ROWS)}",
+            file=sys.stderr,
+        )
         return 2
     chosen = [row for row in ROWS if row.name in names]
     if arguments.list:
@@ -149,16 +174,27 @@ def main() -> int:
 
     started, began = circumstances(), time.monotonic()
     header = ("injected", "finished", "lost", "doubled", "disagree", "left")
-    print(f"{'fault':<22}" + "".join(f"{title:>9}" for title in header) + f"{'seconds':>8}{'row':>7}  the line", flush=True)
+    print(
+        f"{'fault':<22}"
+        + "".join(f"{title:>9}" for title in header)
+        + f"{'seconds':>8}{'row':>7}  the line",
+        flush=True,
+    )
     founds: list[Found] = []
 
     def run(row: Row) -> None:
         founds.append(run_row(row, count=arguments.injections))
         _print(founds[-1])
 
-    together = sorted((row for row in chosen if not row.is_alone), key=lambda row: (not row.ends_study, -row.part_seconds))
+    together = sorted(
+        (row for row in chosen if not row.is_alone),
+        key=lambda row: (not row.ends_study, -row.part_seconds),
+    )
     with ThreadPoolExecutor(arguments.side_by_side) as pool, ThreadPoolExecutor(1) as beside:
-        running = [(beside if row.part_seconds >= _LONG_PART_SECONDS else pool).submit(run, row) for row in together]
+        running = [
+            (beside if row.part_seconds >= _LONG_PART_SECONDS else pool).submit(run, row)
+            for row in together
+        ]
     for future in running:
         future.result()
     for row in chosen:
@@ -170,18 +206,30 @@ def main() -> int:
         "faults",
         started=started,
         settings=vars(arguments),
-        result={"holds": holds, "wrong": wrong, "seconds": time.monotonic() - began, "rows": founds},
+        result={
+            "holds": holds,
+            "wrong": wrong,
+            "seconds": time.monotonic() - began,
+            "rows": founds,
+        },
     )
     if not holds:
-        print("does not hold: " + ", ".join(f"{name} ({len(lines)})" for name, lines in wrong.items() if lines))
-    print(f"{'holds' if holds else 'FAILS'}: nothing lost, doubled, contradicting or left behind, and one line for each end, over "
-          f"{sum(found.injected for found in founds)} faults in {len(founds)} rows")  # fmt: skip
+        print(
+            "does not hold: "
+            + ", ".join(f"{name} ({len(lines)})" for name, lines in wrong.items() if lines)
+        )
+    print(
+        f"{'holds' if holds else 'FAILS'}: nothing lost, doubled, contradicting or left behind, and"
+        f" one line for each end, over {sum(found.injected for found in founds)} faults in"
+        f" {len(founds)} rows"
+    )
     print(f"written to {path}")
     return 0 if holds else 1
 
 
 if __name__ == "__main__":
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup's and a background job's ignored signals would be ignored by the studies, too
+    # nohup's and a background job's ignored signals would be ignored by the studies, too
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())

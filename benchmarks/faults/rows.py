@@ -33,9 +33,11 @@ class Row:
     part_seconds: float = 0.012
     overrides: Sequence[str] = ()
     outcomes: Collection[str] | None = None
-    """Outcomes that a trial may have in which the fault happened, if it has a result at all; None: any."""
+    """Outcomes that a trial may have in which the fault happened, if it has a result at all;
+    None: any."""
     ends_study: bool = False
-    """Whether each fault ends the study, so that the next one takes a new session; such rows begin first, then those of long trainings."""
+    """Whether each fault ends the study, so that the next one takes a new session; such rows
+    begin first, then those of long trainings."""
     is_alone: bool = False
     """Whether no other study may run beside it, since it needs the machine's time."""
     environment: dict[str, str] = field(default_factory=dict)
@@ -46,7 +48,9 @@ class Row:
 # Ends of the driver, and of Ray.
 
 
-def _signal(number: signal.Signals, *, times: int = 1, to_group: bool = False) -> Callable[[Study], None]:
+def _signal(
+    number: signal.Signals, *, times: int = 1, to_group: bool = False
+) -> Callable[[Study], None]:
     def send(session: Session) -> None:
         for time_number in range(times):
             if time_number:
@@ -81,7 +85,9 @@ def _ray_process(pattern: str) -> Callable[[Study], None]:
 # Within a training.
 
 
-def _token(kind: str, then: Callable[[int], None] = lambda process: None, *, more: int = 70) -> Callable[[Study], None]:
+def _token(
+    kind: str, then: Callable[[int], None] = lambda process: None, *, more: int = 70
+) -> Callable[[Study], None]:
     def inject(study: Study) -> None:
         for session in study.while_training(more=more):
             try:
@@ -101,10 +107,15 @@ def _let_go_on(process: int) -> None:
 
 
 def _with_memory_group(inject: Callable[[Study], None]) -> Callable[[Study], None]:
-    """Make a control group with 400 MiB of memory, as version 2 or 1 of control groups, while the row runs."""
+    """Make a control group with 400 MiB of memory, as version 2 or 1 of control groups, while
+    the row runs.
+    """
 
     def inject_within(study: Study) -> None:
-        for root, limit in (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")):
+        for root, limit in (
+            ("/sys/fs/cgroup", "memory.max"),
+            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+        ):
             group = Path(root) / f"autotune-{study.home.name}"
             with contextlib.suppress(OSError):
                 group.mkdir()
@@ -136,7 +147,11 @@ class UnavailableError(Exception):
 @contextlib.contextmanager
 def _small_disk(folder: Path, mebibytes: int) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "faults", str(folder)], capture_output=True, check=False)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "faults", str(folder)],
+        capture_output=True,
+        check=False,
+    )
     if done.returncode:
         raise UnavailableError("no file system can be mounted (needs root)")
     try:
@@ -151,7 +166,9 @@ def _fill(folder: Path) -> None:
             file.write(bytes(4096))
 
 
-def _full_disk(name: str, mebibytes: int, seconds: float | None = None, *, more: int = 70) -> Callable[[Study], None]:
+def _full_disk(
+    name: str, mebibytes: int, seconds: float | None = None, *, more: int = 70
+) -> Callable[[Study], None]:
     """Fill a disk while trials are trained: for some seconds, or until the study ends in a line."""
 
     def inject(study: Study) -> None:
@@ -175,7 +192,9 @@ def _full_disk(name: str, mebibytes: int, seconds: float | None = None, *, more:
 
 
 def _torn_journal(study: Study) -> None:
-    """Kill the driver, and append half a line to the journal, as a write that was cut off leaves it."""
+    """Kill the driver, and append half a line to the journal, as a write that was cut off leaves
+    it.
+    """
     for session in study.at_random_moments():
         os.kill(session.process.pid, signal.SIGKILL)
         session.end(is_killed=True)
@@ -194,7 +213,11 @@ def _damages(content: bytes, chance: random.Random) -> Iterator[tuple[str, bytes
     """Ways in which a file of lines is damaged anywhere but in its last line."""
     lines = content.splitlines(keepends=True)
     place = chance.randint(len(lines) // 3, 2 * len(lines) // 3)
-    result = next(index for index, line in enumerate(lines) if index > len(lines) // 3 and b"train_seconds" in line)
+    result = next(
+        index
+        for index, line in enumerate(lines)
+        if index > len(lines) // 3 and b"train_seconds" in line
+    )
 
     def with_line(index: int, *new: bytes) -> bytes:
         return b"".join([*lines[:index], *new, *lines[index + 1 :]])
@@ -203,13 +226,19 @@ def _damages(content: bytes, chance: random.Random) -> Iterator[tuple[str, bytes
     yield "garbage", with_line(place, bytes(chance.randrange(256) for _ in range(200)) + b"\n")
     yield "zero bytes", with_line(place, bytes(len(lines[place]) - 1) + b"\n")
     yield "a line that is deleted", with_line(result)
-    yield "a number that is changed", with_line(result, re.sub(rb'(?<="train_seconds":0\.)\d', _other_digit, line, count=1))
+    yield (
+        "a number that is changed",
+        with_line(result, re.sub(rb'(?<="train_seconds":0\.)\d', _other_digit, line, count=1)),
+    )
     yield "a letter that is changed", with_line(result, line.replace(b"metric", b"metrik", 1))
     yield "a line that is torn", with_line(result, line[: len(line) // 2] + b"\n")
     yield "a line that is there twice", with_line(result, line, line)
     yield "no line", b""
     yield "a last half that is gone", b"".join(lines[: len(lines) // 2])
-    yield "a block of zero bytes", content[: len(content) // 2] + bytes(4096) + content[len(content) // 2 + 4096 :]
+    yield (
+        "a block of zero bytes",
+        content[: len(content) // 2] + bytes(4096) + content[len(content) // 2 + 4096 :],
+    )
 
 
 def _other_digit(found: re.Match[bytes]) -> bytes:
@@ -217,7 +246,10 @@ def _other_digit(found: re.Match[bytes]) -> bytes:
 
 
 def _corrupted_journal(study: Study) -> None:
-    """Damage the journal of a study that has ended, which is then refused in a line; the journal is put back each time."""
+    """Damage the journal of a study that has ended, which is then refused in a line.
+
+    The journal is put back each time.
+    """
     study.start(more=0).end(300, is_timed=False)
     journal, kept = study.folder / "study.log", study.home / "kept"
     shutil.copytree(study.folder, kept)
@@ -267,8 +299,12 @@ def _corrupted_states(study: Study) -> None:
     damaged: dict[Path, int | None] = {}
 
     def states() -> list[Path]:
-        """States that can be damaged: all but those that were and have not been written anew since."""
-        paths = [path for path in study.folder.glob("paused/trial-*/*") if not path.name.startswith(".")]
+        """States that can be damaged: all but those that were and have not been written anew
+        since.
+        """
+        paths = [
+            path for path in study.folder.glob("paused/trial-*/*") if not path.name.startswith(".")
+        ]
         return [path for path in paths if _written_at(path) not in (None, damaged.get(path))]
 
     for _ in range(2 * study.count):
@@ -311,10 +347,18 @@ def _corrupted_checkpoint(study: Study) -> None:
         "target.value=0.01",
         f"checkpoint.folder={folder}",
     ]
-    subprocess.run(command, cwd=study.home, env=study.environment, capture_output=True, check=False, timeout=120)
+    subprocess.run(
+        command,
+        cwd=study.home,
+        env=study.environment,
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
     kept = study.home / "kept"
     shutil.copytree(folder, kept)
-    breaks = [(name, damage) for name, damage in _BREAKS if name != "no file"]  # that is a training that begins
+    # that is a training that begins
+    breaks = [(name, damage) for name, damage in _BREAKS if name != "no file"]
     for name, damage in breaks[: study.count]:
         damage(folder / "state.pt")
         session = Session(study, command, is_other=True)
@@ -327,11 +371,16 @@ def _corrupted_checkpoint(study: Study) -> None:
 
 
 def _read_only(study: Study) -> None:
-    """Start the study while its folder can only be read, in turn that of a study not yet begun and one that has ended."""
+    """Start the study while its folder can only be read, in turn that of a study not yet begun
+    and one that has ended.
+    """
     for number in range(study.count):
         if number == study.count // 2:
             study.start(more=0).end(300, is_timed=False)
-        for options in (["--bind", str(study.folder), str(study.folder)], ["-o", "remount,bind,ro", str(study.folder)]):
+        for options in (
+            ["--bind", str(study.folder), str(study.folder)],
+            ["-o", "remount,bind,ro", str(study.folder)],
+        ):
             if subprocess.run(["mount", *options], capture_output=True, check=False).returncode:
                 raise UnavailableError("no file system can be mounted (needs root)")
         try:
@@ -359,7 +408,10 @@ def _second_driver(study: Study) -> None:
 
 def _hog(study: Study) -> None:
     def hog() -> None:
-        hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+        hogs = [
+            subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            for _ in range(os.cpu_count() or 1)
+        ]
         time.sleep(2)
         for process in hogs:
             process.kill()
@@ -373,12 +425,17 @@ def _hog(study: Study) -> None:
 def _clock_jumps(study: Study) -> None:
     """Set the wall clock of all processes of the study ahead by an hour and back, in turn.
 
-    libfaketime is not used for it: with it, ``time.sleep`` fails, which sleeps until a time of the monotonic clock.
+    libfaketime is not used for it: with it, ``time.sleep`` fails, which sleeps until a time of the
+    monotonic clock.
     """
     source, library, clock = (study.home / name for name in ("clock.c", "clock.so", "clock"))
     source.write_text(_WALL_CLOCK)
     try:
-        subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl"], check=True, capture_output=True)
+        subprocess.run(
+            ["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl"],
+            check=True,
+            capture_output=True,
+        )
     except (OSError, subprocess.CalledProcessError) as error:
         raise UnavailableError("needs a C compiler") from error
     clock.write_text("0")
@@ -408,7 +465,8 @@ static long offset, read_at = -1;
 __attribute__((constructor)) static void find(void) {
     char path[4096] = "";
     real = dlsym(RTLD_NEXT, "clock_gettime");
-    is_python = readlink("/proc/self/exe", path, sizeof path - 1) > 0 && strstr(path, "python") != NULL;
+    is_python = readlink("/proc/self/exe", path, sizeof path - 1) > 0
+        && strstr(path, "python") != NULL;
 }
 
 static long seconds(void) {  /* read from the file once a second */
@@ -427,9 +485,11 @@ static long seconds(void) {  /* read from the file once a second */
     return offset;
 }
 
-static int is_of_ray(void *caller) {  /* whether Ray's C++ asks, by itself or by the standard library */
+/* whether Ray's C++ asks, by itself or by the standard library */
+static int is_of_ray(void *caller) {
     Dl_info code;
-    return dladdr(caller, &code) && (strstr(code.dli_fname, "_raylet") || strstr(code.dli_fname, "libstdc++"));
+    return dladdr(caller, &code)
+        && (strstr(code.dli_fname, "_raylet") || strstr(code.dli_fname, "libstdc++"));
 }
 
 static int get(clockid_t id, struct timespec *at, void *caller) {
@@ -440,7 +500,9 @@ static int get(clockid_t id, struct timespec *at, void *caller) {
     return failed;
 }
 
-int clock_gettime(clockid_t id, struct timespec *at) { return get(id, at, __builtin_return_address(0)); }
+int clock_gettime(clockid_t id, struct timespec *at) {
+    return get(id, at, __builtin_return_address(0));
+}
 
 int gettimeofday(struct timeval *at, void *zone) {
     struct timespec now;
@@ -457,11 +519,12 @@ time_t time(time_t *at) {
     return now.tv_sec;
 }
 """
-"""A library for ``LD_PRELOAD`` that moves the wall clock by as many seconds as a file says, and no other clock, for Python's processes.
+"""A library for ``LD_PRELOAD`` that moves the wall clock by as many seconds as a file says, and no
+other clock, for Python's processes.
 
-Ray's own C++ code keeps its clock: it waits until a time of the kernel's wall clock (``pthread_cond_timedwait``), which stays where it is,
-so with a clock an hour ahead it would wait for an hour, as no program does whose machine's clock is set.
-"""
+Ray's own C++ code keeps its clock: it waits until a time of the kernel's wall clock
+(``pthread_cond_timedwait``), which stays where it is, so with a clock an hour ahead it would wait
+for an hour, as no program does whose machine's clock is set."""
 
 
 # Stores.
@@ -505,47 +568,144 @@ def _postgresql(study: Study) -> None:
 
 
 _TPE = ("search=tpe",)
-"""Optuna's sampler, which pauses no trial: of two rows of much the same fault, one has it, and the other the default."""
+"""Optuna's sampler, which pauses no trial: of two rows of much the same fault, one has it, and
+the other the default."""
 
 ROWS = (
     Row("driver-killed", "kill -9 of the driver", _signal(signal.SIGKILL), ends_study=True),
     Row("sigterm", "SIGTERM", _signal(signal.SIGTERM), ends_study=True),
     Row("sighup", "SIGHUP", _signal(signal.SIGHUP), overrides=_TPE, ends_study=True),
     Row("ctrl-c", "Ctrl-C", _signal(signal.SIGINT, to_group=True), ends_study=True),
-    Row("ctrl-c-twice", "Ctrl-C twice within half a second", _signal(signal.SIGINT, times=2, to_group=True),
-        overrides=_TPE, ends_study=True),
+    Row(
+        "ctrl-c-twice",
+        "Ctrl-C twice within half a second",
+        _signal(signal.SIGINT, times=2, to_group=True),
+        overrides=_TPE,
+        ends_study=True,
+    ),
     Row("raylet-killed", "kill -9 of raylet", _ray_process(r"raylet/raylet "), ends_study=True),
-    Row("gcs-killed", "kill -9 of the GCS", _ray_process(r"gcs_server "), overrides=_TPE, ends_study=True),
-    Row("ray-worker-killed", "kill -9 of the Ray worker of a trial", _ray_process(r"^ray::TrialWorker"), part_seconds=0.05,
-        is_alone=True),
-    Row("training-killed", "kill -9 of a training", _token("kill"), outcomes={"OUT_OF_MEMORY", "LOST"}),
-    Row("training-stopped", "SIGSTOP of a training for three seconds", _token("stop", _let_go_on, more=100), part_seconds=0.15,
-        overrides=["target.max_train_seconds=2"], environment={"AUTOTUNE_MAX_RETAKES": "2"},
-        outcomes={"REACHED", "MISSED", "CAPPED", "STOPPED"}),
-    Row("hang", "a training hangs in C, with the interpreter's lock", _token("hang"), overrides=["search.trial_deadline_seconds=3"],
-        outcomes={"TIMED_OUT"}),
-    Row("memory-limit", "a training is refused memory (RLIMIT_AS)", _token("memorylimit"), outcomes={"OUT_OF_MEMORY"}),
-    Row("memory-killed", "a training is killed for its memory (control group)", _with_memory_group(_token("memorykill")),
-        outcomes={"OUT_OF_MEMORY"}),
-    Row("device-memory", "torch.OutOfMemoryError", _token("devicememory"), outcomes={"OUT_OF_MEMORY"}),
+    Row(
+        "gcs-killed",
+        "kill -9 of the GCS",
+        _ray_process(r"gcs_server "),
+        overrides=_TPE,
+        ends_study=True,
+    ),
+    Row(
+        "ray-worker-killed",
+        "kill -9 of the Ray worker of a trial",
+        _ray_process(r"^ray::TrialWorker"),
+        part_seconds=0.05,
+        is_alone=True,
+    ),
+    Row(
+        "training-killed",
+        "kill -9 of a training",
+        _token("kill"),
+        outcomes={"OUT_OF_MEMORY", "LOST"},
+    ),
+    Row(
+        "training-stopped",
+        "SIGSTOP of a training for three seconds",
+        _token("stop", _let_go_on, more=100),
+        part_seconds=0.15,
+        overrides=["target.max_train_seconds=2"],
+        environment={"AUTOTUNE_MAX_RETAKES": "2"},
+        outcomes={"REACHED", "MISSED", "CAPPED", "STOPPED"},
+    ),
+    Row(
+        "hang",
+        "a training hangs in C, with the interpreter's lock",
+        _token("hang"),
+        overrides=["search.trial_deadline_seconds=3"],
+        outcomes={"TIMED_OUT"},
+    ),
+    Row(
+        "memory-limit",
+        "a training is refused memory (RLIMIT_AS)",
+        _token("memorylimit"),
+        outcomes={"OUT_OF_MEMORY"},
+    ),
+    Row(
+        "memory-killed",
+        "a training is killed for its memory (control group)",
+        _with_memory_group(_token("memorykill")),
+        outcomes={"OUT_OF_MEMORY"},
+    ),
+    Row(
+        "device-memory",
+        "torch.OutOfMemoryError",
+        _token("devicememory"),
+        outcomes={"OUT_OF_MEMORY"},
+    ),
     Row("nan", "an error that is NaN", _token("nan"), outcomes={"DIVERGED"}),
-    Row("disk-full", "no room in the study's folder", _full_disk("outputs/disk-full", 64), ends_study=True),
-    Row("disk-full-mlflow", "no room for MLflow's database for 3 s", _full_disk("mlflow", 32, 3.0, more=110), part_seconds=0.5,
-        database="mlflow/mlflow.db"),
-    Row("disk-full-paused", "no room for states of paused trials for 2 s", _full_disk("outputs/disk-full-paused/paused", 1, 2.0),
-        part_seconds=0.25),
+    Row(
+        "disk-full",
+        "no room in the study's folder",
+        _full_disk("outputs/disk-full", 64),
+        ends_study=True,
+    ),
+    Row(
+        "disk-full-mlflow",
+        "no room for MLflow's database for 3 s",
+        _full_disk("mlflow", 32, 3.0, more=110),
+        part_seconds=0.5,
+        database="mlflow/mlflow.db",
+    ),
+    Row(
+        "disk-full-paused",
+        "no room for states of paused trials for 2 s",
+        _full_disk("outputs/disk-full-paused/paused", 1, 2.0),
+        part_seconds=0.25,
+    ),
     Row("journal-torn", "a journal whose last line is torn", _torn_journal, ends_study=True),
     Row("journal-corrupted", "a journal that is damaged in the middle", _corrupted_journal),
-    Row("paused-corrupted", "states of paused trials that are damaged", _corrupted_states, part_seconds=0.02, ends_study=True),
+    Row(
+        "paused-corrupted",
+        "states of paused trials that are damaged",
+        _corrupted_states,
+        part_seconds=0.02,
+        ends_study=True,
+    ),
     Row("checkpoint-corrupted", "a checkpoint that is damaged", _corrupted_checkpoint),
     Row("read-only", "a folder that can only be read", _read_only),
     Row("second-driver", "two drivers of one study", _second_driver, part_seconds=0.3),
-    Row("cpu-hog", "a busy process for each CPU for two seconds", _hog, part_seconds=0.05, is_alone=True,
-        environment={"AUTOTUNE_MAX_RETAKES": "2"}),
-    Row("clock-jumps", "the wall clock jumps by an hour, ahead and back", _clock_jumps, part_seconds=0.2),
+    Row(
+        "cpu-hog",
+        "a busy process for each CPU for two seconds",
+        _hog,
+        part_seconds=0.05,
+        is_alone=True,
+        environment={"AUTOTUNE_MAX_RETAKES": "2"},
+    ),
+    Row(
+        "clock-jumps",
+        "the wall clock jumps by an hour, ahead and back",
+        _clock_jumps,
+        part_seconds=0.2,
+    ),
     Row("mlflow-away-at-start", "no MLflow server when the study starts", _mlflow_away_at_start),
-    Row("mlflow-away", "no MLflow server for 20 s", _mlflow("away", 20, more=150), count=3, part_seconds=0.5),
-    Row("mlflow-slow", "an MLflow server that takes a second for each answer, for 5 s", _mlflow("slow", 5, more=150), part_seconds=0.5),
-    Row("mlflow-500", "an MLflow server that answers 500 for 10 s", _mlflow("500", 10, more=100), count=3, part_seconds=0.5),
-    Row("postgresql-killed", "kill -9 of PostgreSQL, and its restart", _postgresql, part_seconds=0.1),
-)  # fmt: skip
+    Row(
+        "mlflow-away",
+        "no MLflow server for 20 s",
+        _mlflow("away", 20, more=150),
+        count=3,
+        part_seconds=0.5,
+    ),
+    Row(
+        "mlflow-slow",
+        "an MLflow server that takes a second for each answer, for 5 s",
+        _mlflow("slow", 5, more=150),
+        part_seconds=0.5,
+    ),
+    Row(
+        "mlflow-500",
+        "an MLflow server that answers 500 for 10 s",
+        _mlflow("500", 10, more=100),
+        count=3,
+        part_seconds=0.5,
+    ),
+    Row(
+        "postgresql-killed", "kill -9 of PostgreSQL, and its restart", _postgresql, part_seconds=0.1
+    ),
+)

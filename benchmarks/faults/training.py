@@ -1,7 +1,9 @@
-"""What the studies of the fault bench train: parts of a hundredth of a second, which can be paused, with a diary of the bench's own.
+"""What the studies of the fault bench train: parts of a hundredth of a second, which can be paused,
+with a diary of the bench's own.
 
-A training writes a line into the diary when it begins, and before each report. A fault that has to happen within a training is a file
-in the folder ``tokens`` beside the diary: the first training that takes it away, by a rename, does what its name says.
+A training writes a line into the diary when it begins, and before each report. A fault that has to
+happen within a training is a file in the folder ``tokens`` beside the diary: the first training
+that takes it away, by a rename, does what its name says.
 """
 
 import ctypes
@@ -25,7 +27,14 @@ MEMORY_GROUP = "FAULTS_MEMORY_GROUP"
 _MIB = 2**20
 
 
-def train(rate: float, width: int, part_seconds: float, diary: str, seed: int, checkpoint: "autotune.Checkpoint") -> None:
+def train(
+    rate: float,
+    width: int,
+    part_seconds: float,
+    diary: str,
+    seed: int,
+    checkpoint: "autotune.Checkpoint",
+) -> None:
     """Fit a sum by gradient descent and report the error after each part."""
     model = torch.nn.Linear(width, 1, bias=False)
     begin = checkpoint.load({"model": model}).get("part", 0)
@@ -52,20 +61,29 @@ def train(rate: float, width: int, part_seconds: float, diary: str, seed: int, c
 
 
 class Diary:
-    """Lines that trainings write for the bench, each in one call, so that those of several processes do not mix."""
+    """Lines that trainings write for the bench, each in one call, so that those of several
+    processes do not mix.
+    """
 
     def __init__(self, path: Path, facts: dict[str, Any]) -> None:
         self._path, self._facts = path, facts
 
     def write(self, event: str, **facts: Any) -> None:
         """Append a line."""
-        line = json.dumps({"event": event, **self._facts, "pid": os.getpid(), "at": time.monotonic(), **facts}) + "\n"
+        line = (
+            json.dumps(
+                {"event": event, **self._facts, "pid": os.getpid(), "at": time.monotonic(), **facts}
+            )
+            + "\n"
+        )
         file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         os.write(file, line.encode())
         os.close(file)
 
     def take_token(self) -> Callable[[float], float] | None:
-        """Take a token, if there is one: returns what it does, which is given the error and returns the one to report."""
+        """Take a token, if there is one: returns what it does, which is given the error and
+        returns the one to report.
+        """
         for token in sorted(self._path.with_name("tokens").iterdir()):
             with suppress(FileNotFoundError):
                 token.rename(self._path.with_name("taken") / token.name)
@@ -100,13 +118,17 @@ def _device_memory(error: float) -> float:
 def _memory_limit(error: float) -> float:
     """Allocate more than the process may: Python raises MemoryError."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + 64 * _MIB, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    resource.setrlimit(
+        resource.RLIMIT_AS, (used + 64 * _MIB, resource.getrlimit(resource.RLIMIT_AS)[1])
+    )
     bytearray(1024 * _MIB)
     return error
 
 
 def _memory_kill(error: float) -> float:
-    """Allocate more than the control group may that the bench has made: the kernel kills this process."""
+    """Allocate more than the control group may that the bench has made: the kernel kills this
+    process.
+    """
     (Path(os.environ[MEMORY_GROUP]) / "cgroup.procs").write_text(str(os.getpid()))
     held = [b"x" * _MIB + bytes(1) for _ in range(1024)]
     return error + 0 * len(held)

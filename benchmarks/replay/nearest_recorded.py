@@ -1,7 +1,8 @@
 """Maps each suggestion of a replayed search to the nearest recorded trial that is not yet used.
 
-If a configuration was recorded several times, suggestions of exactly that point get its trials one after the other; any other suggestion
-gets the nearest configuration without a used trial, as long as there is one.
+If a configuration was recorded several times, suggestions of exactly that point get its trials one
+after the other; any other suggestion gets the nearest configuration without a used trial, as long
+as there is one.
 """
 
 from collections.abc import Sequence
@@ -13,20 +14,25 @@ from autotune.search.encoding import UnitCube
 from autotune.space import SearchSpace, Suggestion
 
 _FAR = 1e6
-"""Squared distance that two different categories add: more than any points of equal categories are apart."""
+"""Squared distance that two different categories add: more than any points of equal categories
+are apart."""
 
 
 class RecordedPoints:
     """Hands out recorded trials, each once, as a ``PointPlacement``.
 
-    The distance of two points is Euclidean. Every number is scaled to [0, 1]: logarithmically if the space says log, and by rank for a
-    choice of numbers. Points that differ in any other choice are far apart.
+    The distance of two points is Euclidean. Every number is scaled to [0, 1]: logarithmically if
+    the space says log, and by rank for a choice of numbers. Points that differ in any other choice
+    are far apart.
 
     Args:
-        repeats_any: whether any point may be suggested again, as in a live study; else only one of which an unused trial is left.
+        repeats_any: whether any point may be suggested again, as in a live study; else only one of
+            which an unused trial is left.
     """
 
-    def __init__(self, space: SearchSpace, trials: Sequence[RecordedTrial], *, repeats_any: bool = False) -> None:
+    def __init__(
+        self, space: SearchSpace, trials: Sequence[RecordedTrial], *, repeats_any: bool = False
+    ) -> None:
         self._repeats_any = repeats_any
         self._outside = next((trial for trial in trials if not trial.suggestion.values), None)
         self._trials = trials = [trial for trial in trials if trial is not self._outside]

@@ -1,4 +1,6 @@
-"""Makes the search policy that a configuration describes, for a search over a recording instead of on a cluster."""
+"""Makes the search policy that a configuration describes, for a search over a recording instead
+of on a cluster.
+"""
 
 from collections.abc import Sequence
 
@@ -30,17 +32,26 @@ def replayed_policy(
     Args:
         place: gives the recorded point in place of each suggestion.
         stopping: stopping rule in place of the configuration's.
-        study: Optuna study with earlier trials, which the policy continues; None starts a new study.
+        study: Optuna study with earlier trials, which the policy continues; None starts a new
+            study.
         earlier: studies that a warm start learns from.
 
     Raises:
         ConfigError: a part of the policy cannot be made.
     """
     config = composed.config
-    objective = call(build_partial(config.objective, config.allowed_targets, "objective"), "objective")
-    last = [replayed_evaluation(trial, len(trial.steps) - 1) for trial in recording.trials if trial.steps]
+    objective = call(
+        build_partial(config.objective, config.allowed_targets, "objective"), "objective"
+    )
+    last = [
+        replayed_evaluation(trial, len(trial.steps) - 1)
+        for trial in recording.trials
+        if trial.steps
+    ]
     check_measured(objective, [device_of(evaluation, "the recording") for evaluation in last])
-    baseline = next((trial.suggestion for trial in recording.trials if trial.number == recording.baseline), None)
+    baseline = next(
+        (trial.suggestion for trial in recording.trials if trial.number == recording.baseline), None
+    )
     sampler = make_sampler(
         config.search.sampler,
         config.allowed_targets,
@@ -64,7 +75,9 @@ def replayed_policy(
         target=recording.target,
         seed=seed,
         num_trials=config.search.num_trials,
-        expected_trainings=config.search.expected_trainings if config.search.stop_when_not_worth else None,
+        expected_trainings=(
+            config.search.expected_trainings if config.search.stop_when_not_worth else None
+        ),
         max_errors_in_a_row=config.search.max_errors_in_a_row,
         scheduler=sampler if isinstance(sampler, TrialScheduler) else None,
         place=place,

@@ -1,8 +1,9 @@
-"""Replays a search over a recording on a virtual clock: the policy searches, and recorded curves take the place of trainings.
+"""Replays a search over a recording on a virtual clock: the policy searches, and recorded curves
+take the place of trainings.
 
-A trial is charged the training seconds until it is paused, is stopped, reaches the target, or its curve or the target's
-``max_train_seconds`` ends; a resumed trial is charged from where it paused. Workers are asynchronous, as Ray's are: each asks for its
-next trial when it is free.
+A trial is charged the training seconds until it is paused, is stopped, reaches the target, or its
+curve or the target's ``max_train_seconds`` ends; a resumed trial is charged from where it paused.
+Workers are asynchronous, as Ray's are: each asks for its next trial when it is free.
 """
 
 import csv
@@ -36,7 +37,8 @@ class Stretch:
     """The virtual clock when the stretch ended; ``started_seconds`` is the clock when it began."""
     from_train_seconds: float
     train_seconds: float
-    """Training seconds of the trial at the end of the stretch; ``from_train_seconds`` are those at its start."""
+    """Training seconds of the trial at the end of the stretch; ``from_train_seconds`` are those
+    at its start."""
     outcome: str
     """How the stretch ended: an ``Outcome``, or PAUSED if the trial may be resumed."""
 
@@ -54,7 +56,8 @@ class Trace:
         return sum(stretch.train_seconds - stretch.from_train_seconds for stretch in self.stretches)
 
     def charges(self, *, resume_seconds: float, decision_seconds: float) -> float:
-        """Device-seconds that the virtual clock leaves out: a decision before every stretch, and resuming each paused training.
+        """Device-seconds that the virtual clock leaves out: a decision before every stretch, and
+        resuming each paused training.
 
         Args:
             resume_seconds: seconds that a worker takes to resume a paused training.
@@ -64,9 +67,11 @@ class Trace:
         return num_resumed * resume_seconds + len(self.stretches) * decision_seconds
 
     def seconds_until(self, recording: Recording, within: float) -> float | None:
-        """Device-seconds until a trial reached the target in at most ``1 + within`` times the recording's best time; None if none did.
+        """Device-seconds until a trial reached the target in at most ``1 + within`` times the
+        recording's best time; None if none did.
 
-        Device-seconds are seconds of the clock times the number of workers, idle workers included. ``charges`` come on top.
+        Device-seconds are seconds of the clock times the number of workers, idle workers included.
+        ``charges`` come on top.
         """
         best = recording.best_seconds
         if best is None:
@@ -74,9 +79,14 @@ class Trace:
         good = {
             trial.number
             for trial in recording.trials
-            if (seconds := trial.time_to_target(recording.target)) is not None and seconds <= (1 + within) * best
+            if (seconds := trial.time_to_target(recording.target)) is not None
+            and seconds <= (1 + within) * best
         }
-        reached_at = [stretch.stopped_seconds for stretch in self.stretches if stretch.outcome == Outcome.REACHED and stretch.trial in good]
+        reached_at = [
+            stretch.stopped_seconds
+            for stretch in self.stretches
+            if stretch.outcome == Outcome.REACHED and stretch.trial in good
+        ]
         return min(reached_at) * self.num_workers if reached_at else None
 
 
@@ -93,23 +103,40 @@ class _Training:
     evaluations: list[Evaluation] = field(default_factory=list)
 
     def next_stop(self, max_train_seconds: float) -> tuple[float, Outcome | None]:
-        """Training seconds of the next event; its outcome if the trial ends there without an evaluation, None if it is an evaluation."""
+        """Training seconds of the next event.
+
+        Its outcome if the trial ends there without an evaluation, None if it is an evaluation.
+        """
         curve = self.recorded.train_seconds
         prepare_seconds = self.recorded.prepare_seconds[0] if self.recorded.prepare_seconds else 0.0
-        limits = [(self.trial.cap_seconds, Outcome.CAPPED), (max_train_seconds + prepare_seconds, Outcome.TIMED_OUT)]
+        limits = [
+            (self.trial.cap_seconds, Outcome.CAPPED),
+            (max_train_seconds + prepare_seconds, Outcome.TIMED_OUT),
+        ]
         limits.append((curve[-1] if curve else 0.0, self._outcome_at_curve_end))
         limit, outcome = min(limits, key=lambda seconds_and_outcome: seconds_and_outcome[0])
-        if self.num_evaluated < len(curve) and (curve[self.num_evaluated] <= limit or self._is_evaluated_past(limit)):
+        if self.num_evaluated < len(curve) and (
+            curve[self.num_evaluated] <= limit or self._is_evaluated_past(limit)
+        ):
             return max(curve[self.num_evaluated], self.seconds), None
         return max(limit, self.seconds), outcome
 
     def outcome(self, target: Target) -> Outcome | None:
-        """The outcome with which the next evaluation ends the trial; None if the trial goes on after it."""
+        """The outcome with which the next evaluation ends the trial.
+
+        None if the trial goes on after it.
+        """
         recorded, index = self.recorded, self.num_evaluated
         if recorded.ends:
-            limit = min(self.trial.cap_seconds, target.max_train_seconds + recorded.prepare_seconds[index])
+            limit = min(
+                self.trial.cap_seconds, target.max_train_seconds + recorded.prepare_seconds[index]
+            )
             is_in_time = recorded.train_seconds[index] <= limit
-            return None if is_in_time and recorded.ends[index] in (Outcome.CAPPED, Outcome.TIMED_OUT) else recorded.ends[index]
+            return (
+                None
+                if is_in_time and recorded.ends[index] in (Outcome.CAPPED, Outcome.TIMED_OUT)
+                else recorded.ends[index]
+            )
         if not math.isfinite(recorded.metrics[index]):
             return Outcome.DIVERGED
         if target.reached_by(recorded.metrics[index]):
@@ -117,14 +144,22 @@ class _Training:
         return Outcome.MISSED if index + 1 == len(recorded.steps) else None
 
     def _is_evaluated_past(self, limit: float) -> bool:
-        """Whether the next evaluation is the final one that a worker makes once the trial is past this limit."""
-        return bool(self.recorded.limit_seconds) and limit >= self.recorded.limit_seconds[self.num_evaluated] * (1 - 1e-9)
+        """Whether the next evaluation is the final one that a worker makes once the trial is
+        past this limit.
+        """
+        return bool(self.recorded.limit_seconds) and limit >= self.recorded.limit_seconds[
+            self.num_evaluated
+        ] * (1 - 1e-9)
 
     @property
     def _outcome_at_curve_end(self) -> Outcome:
         """The outcome of a trial whose curve has ended without one."""
         outcome = self.recorded.outcome
-        return outcome if outcome is not None and (outcome.is_infeasible or outcome is Outcome.ERRORED) else Outcome.MISSED
+        return (
+            outcome
+            if outcome is not None and (outcome.is_infeasible or outcome is Outcome.ERRORED)
+            else Outcome.MISSED
+        )
 
 
 def replay(
@@ -138,10 +173,13 @@ def replay(
     """Run a policy's search over a recording until no trial is left to train.
 
     Args:
-        make_policy: makes the policy over the recording's space from the placement of points that it must use.
+        make_policy: makes the policy over the recording's space from the placement of points that
+            it must use.
         num_workers: number of virtual workers.
-        repeats_any: whether the policy may suggest any point again, as in a live study; else only one that was recorded again.
-        within: end once a trial has reached the target in at most ``1 + within`` times the recording's best time; None never ends early.
+        repeats_any: whether the policy may suggest any point again, as in a live study; else only
+            one that was recorded again.
+        within: end once a trial has reached the target in at most ``1 + within`` times the
+            recording's best time; None never ends early.
     """
     points = RecordedPoints(recording.space, recording.trials, repeats_any=repeats_any)
     return _Replay(recording, points, make_policy(points), num_workers, within).run()
@@ -165,8 +203,10 @@ class _Replay:
         self._enough_seconds = -math.inf if within is None or best is None else (1 + within) * best
         self._num_workers = num_workers
         self._trainings: dict[int, _Training] = {}
-        self._at_work: dict[int, tuple[_Training, float, float]] = {}  # by worker: training, and clock and training seconds at first
-        self._events: list[tuple[float, int, int]] = []  # heap of time, number of the event and worker
+        # by worker: training, and clock and training seconds at first
+        self._at_work: dict[int, tuple[_Training, float, float]] = {}
+        # heap of time, number of the event and worker
+        self._events: list[tuple[float, int, int]] = []
         self._num_events = 0
         self._stretches: list[Stretch] = []
         self._is_found = False
@@ -178,7 +218,8 @@ class _Replay:
             now, _, worker = heapq.heappop(self._events)
             self._advance(worker, now)
             self._hand_out(now)
-        for worker, (training, since, seconds) in sorted(self._at_work.items()):  # the search ended during these trainings
+        # the search ended during these trainings
+        for worker, (training, since, seconds) in sorted(self._at_work.items()):
             training.seconds = seconds + (now - since)
             self._end_stretch(worker, now, Outcome.STOPPED)
         return Trace(stretches=tuple(self._stretches), num_workers=self._num_workers)
@@ -229,7 +270,9 @@ class _Replay:
 
     def _end(self, worker: int, now: float, outcome: Outcome) -> None:
         training, since, _ = self._at_work[worker]
-        self._is_found = self._is_found or (outcome is Outcome.REACHED and training.seconds <= self._enough_seconds)
+        self._is_found = self._is_found or (
+            outcome is Outcome.REACHED and training.seconds <= self._enough_seconds
+        )
         self._end_stretch(worker, now, outcome)
         self._policy.finish(
             TrialResult(
@@ -263,7 +306,11 @@ class _Replay:
 def replayed_evaluation(recorded: RecordedTrial, index: int) -> Evaluation:
     """The recorded evaluation at an index, as a worker would send it."""
     seconds, step = recorded.train_seconds[index], recorded.steps[index]
-    epoch = recorded.epochs[index] if recorded.epochs and math.isfinite(recorded.epochs[index]) else step
+    epoch = (
+        recorded.epochs[index]
+        if recorded.epochs and math.isfinite(recorded.epochs[index])
+        else step
+    )
     prepare_seconds = recorded.prepare_seconds[index] if recorded.prepare_seconds else 0.0
     return Evaluation(
         step=step,  # type: ignore[arg-type]  # a recording's steps may be fractions
@@ -289,7 +336,9 @@ def _measured(values: Sequence[float], index: int) -> float | None:
 
 
 def write_trace(path: Path, trace: Trace) -> None:
-    """Write a trace as CSV: one row for each stretch, in the order in which the stretches ended, with seconds at full precision."""
+    """Write a trace as CSV: one row for each stretch, in the order in which the stretches ended,
+    with seconds at full precision.
+    """
     with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(COLUMNS)

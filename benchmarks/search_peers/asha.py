@@ -1,4 +1,6 @@
-"""Asynchronous successive halving over train seconds, by Ray's own scheduler, and TPE told as stock Ray Tune tells it."""
+"""Asynchronous successive halving over train seconds, by Ray's own scheduler, and TPE told as
+stock Ray Tune tells it.
+"""
 
 from types import SimpleNamespace
 
@@ -14,15 +16,18 @@ from autotune.search.stopping import Decision, StoppingRule
 REDUCTION_FACTOR = 4
 """Ray's own: of the trials that come to a rung, the better one in so many goes on."""
 NUM_HALVINGS = 3
-"""Rungs below ``max_train_seconds``, so that the first one, Ray's ``grace_period``, lies at a 64th of it."""
+"""Rungs below ``max_train_seconds``, so that the first one, Ray's ``grace_period``, lies at a
+64th of it."""
 
 
 class AshaStopping(StoppingRule):
-    """A stopping rule that asks Ray's ``ASHAScheduler``: the target's metric decides, at rungs of train seconds.
+    """A stopping rule that asks Ray's ``ASHAScheduler``: the target's metric decides, at rungs of
+    train seconds.
 
     A trial that was stopped is not taken up again.
 
-    Source: Li et al., "A System for Massively Parallel Hyperparameter Tuning" (MLSys 2020), as ray.tune.schedulers.ASHAScheduler.
+    Source: Li et al., "A System for Massively Parallel Hyperparameter Tuning" (MLSys 2020), as
+    ray.tune.schedulers.ASHAScheduler.
     """
 
     def __init__(self, target: Target) -> None:
@@ -38,13 +43,17 @@ class AshaStopping(StoppingRule):
 
     def observe(self, trial: int, evaluation: Evaluation) -> Decision:
         """Stop a trial that is not among the better ones of the rung that it has come to."""
-        decision = self._scheduler.on_trial_result(None, self._as_ray(trial), _as_ray_result(evaluation))
+        decision = self._scheduler.on_trial_result(
+            None, self._as_ray(trial), _as_ray_result(evaluation)
+        )
         return Decision.STOP if decision == TrialScheduler.STOP else Decision.CONTINUE
 
     def finish(self, result: TrialResult, score: float | None) -> None:
         """Learn the last evaluation of a trial that ended by itself."""
         if result.last is not None and result.outcome not in (Outcome.STOPPED, Outcome.DIVERGED):
-            self._scheduler.on_trial_complete(None, self._as_ray(result.trial), _as_ray_result(result.last))
+            self._scheduler.on_trial_complete(
+                None, self._as_ray(result.trial), _as_ray_result(result.last)
+            )
 
     def _as_ray(self, number: int) -> SimpleNamespace:
         if number not in self._added:
@@ -58,14 +67,23 @@ def _as_ray_result(evaluation: Evaluation) -> dict[str, float]:
 
 
 class StockSearch:
-    """TPE as stock Ray Tune tells it: every trial that ended, however it did, is COMPLETE with its elapsed seconds as its value.
+    """TPE as stock Ray Tune tells it: every trial that ended, however it did, is COMPLETE with its
+    elapsed seconds as its value.
 
-    So a trial that was stopped early looks faster than one that reached the target later. It has the verbs of ``SearchPolicy``.
+    So a trial that was stopped early looks faster than one that reached the target later. It has
+    the verbs of ``SearchPolicy``.
 
-    Source: ray.tune.search.optuna.OptunaSearch.on_trial_complete, with metric=train_seconds and mode=min.
+    Source: ray.tune.search.optuna.OptunaSearch.on_trial_complete, with metric=train_seconds and
+    mode=min.
     """
 
-    def __init__(self, recording: Recording, sampler: optuna.samplers.BaseSampler, stopping: AshaStopping, place: PointPlacement) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        sampler: optuna.samplers.BaseSampler,
+        stopping: AshaStopping,
+        place: PointPlacement,
+    ) -> None:
         self._space = recording.space
         self._study = optuna.create_study(sampler=sampler, direction="minimize")
         self._stopping = stopping
@@ -76,11 +94,20 @@ class StockSearch:
         """The recorded point nearest to TPE's; None where all are used."""
         asked = self._study.ask()
         placed = self._place(self._space.suggest(asked))
-        self._study.tell(asked, state=optuna.trial.TrialState.FAIL)  # what is told is the recorded point, when it has ended
+        # what is told is the recorded point, when it has ended
+        self._study.tell(asked, state=optuna.trial.TrialState.FAIL)
         if placed is None:
             return None
         number = len(self._handed_out)
-        self._handed_out.append(Trial(number=number, suggestion=placed, seed=0, cap_seconds=float("inf"), is_baseline=False))
+        self._handed_out.append(
+            Trial(
+                number=number,
+                suggestion=placed,
+                seed=0,
+                cap_seconds=float("inf"),
+                is_baseline=False,
+            )
+        )
         return self._handed_out[number]
 
     def observe(self, number: int, evaluation: Evaluation) -> Decision:
@@ -90,7 +117,13 @@ class StockSearch:
     def finish(self, result: TrialResult) -> None:
         """Tell the elapsed seconds, whether or not the target was reached."""
         self._stopping.finish(result, None)
-        fixed = optuna.trial.FixedTrial(self._space.params_of(self._handed_out[result.trial].suggestion))
+        fixed = optuna.trial.FixedTrial(
+            self._space.params_of(self._handed_out[result.trial].suggestion)
+        )
         self._space.suggest(fixed)
         elapsed_seconds = result.stopped_at - result.started_at
-        self._study.add_trial(optuna.create_trial(params=fixed.params, distributions=fixed.distributions, value=elapsed_seconds))
+        self._study.add_trial(
+            optuna.create_trial(
+                params=fixed.params, distributions=fixed.distributions, value=elapsed_seconds
+            )
+        )

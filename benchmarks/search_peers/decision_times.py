@@ -1,8 +1,10 @@
-"""How long a policy takes to decide, with 100 and with 2,000 trials behind it: on a recording that is made up.
+"""How long a policy takes to decide, with 100 and with 2,000 trials behind it: on a recording that
+is made up.
 
-A policy over an Optuna study goes on from a study in which a random search with cap has finished so many trials. One that pauses has
-begun so many itself, drawn by chance, and paused each at its second evaluation; then it is left to its model. Any other has to
-finish them itself, within a limit of time.
+A policy over an Optuna study goes on from a study in which a random search with cap has finished so
+many trials. One that pauses has begun so many itself, drawn by chance, and paused each at its
+second evaluation; then it is left to its model. Any other has to finish them itself, within a limit
+of time.
 """
 
 import time
@@ -35,7 +37,8 @@ class DecisionTime:
 
     num_trials: int
     suggestion_milliseconds: float
-    """Median, from the evaluation at which a trial left its worker to the next one handed out, all verbs in between."""
+    """Median, from the evaluation at which a trial left its worker to the next one handed out,
+    all verbs in between."""
     evaluation_milliseconds: float | None
     """Median of a decision that a trial goes on; None where there was none."""
     longest_milliseconds: float
@@ -47,13 +50,21 @@ class DecisionTime:
 def decision_time(name: str, num_trials: int, *, limit_seconds: float) -> DecisionTime | None:
     """Measure a policy; None where it has not come to so many trials within ``limit_seconds``."""
     recording = made_up_recording(num_trials + _SPARE_TRIALS)
-    kind, timed = POLICIES[name], _Timed(num_trials, limit_seconds, counts_begun=POLICIES[name].make_with_paused is not None)
+    kind, timed = (
+        POLICIES[name],
+        _Timed(num_trials, limit_seconds, counts_begun=POLICIES[name].make_with_paused is not None),
+    )
     make = kind.make if kind.make_with_paused is None else kind.make_with_paused(num_trials)
     try:
         if kind.takes_study and kind.make_with_paused is None:
             _warm(recording, make, timed)
         else:
-            replay(recording, lambda place: timed.around(make(recording, seed=0, place=place)), within=None)  # type: ignore[arg-type,return-value]  # it has the verbs
+            # it has the verbs
+            replay(
+                recording,
+                lambda place: timed.around(make(recording, seed=0, place=place)),
+                within=None,
+            )  # type: ignore[arg-type,return-value]
     except _MeasuredError:
         pass
     if not timed.suggestions:
@@ -69,7 +80,9 @@ def decision_time(name: str, num_trials: int, *, limit_seconds: float) -> Decisi
 
 
 def _warm(recording: Recording, make: MakePolicy, timed: "_Timed") -> None:
-    """Finish the trials by a random search with cap, and hand its study over to the policy in the middle of the replay."""
+    """Finish the trials by a random search with cap, and hand its study over to the policy in
+    the middle of the replay.
+    """
     import optuna
 
     study = study_in_memory(optuna.samplers.RandomSampler(seed=0))
@@ -86,7 +99,9 @@ class _MeasuredError(Exception):
 
 
 class _Timed:
-    """A policy whose verbs are timed from a number of trials on: finished ones, or where it ``counts_begun`` those."""
+    """A policy whose verbs are timed from a number of trials on: finished ones, or where it
+    ``counts_begun`` those.
+    """
 
     def __init__(self, num_trials: int, limit_seconds: float, *, counts_begun: bool) -> None:
         self._num_left = num_trials
@@ -98,7 +113,10 @@ class _Timed:
         self.evaluations: list[float] = []
 
     def around(self, policy: Policy, then: Callable[[], Policy] | None = None) -> "_Timed":
-        """Time this policy; ``then`` makes the one that takes its place when the trials are finished."""
+        """Time this policy.
+
+        ``then`` makes the one that takes its place when the trials are finished.
+        """
         self._policy, self._then = policy, then
         return self
 
@@ -145,17 +163,30 @@ class _Timed:
 
 
 def made_up_recording(num_trials: int) -> Recording:
-    """Trials drawn by chance in a space of seven parameters, of eight evaluations each; about a tenth reach the target."""
+    """Trials drawn by chance in a space of seven parameters, of eight evaluations each.
+
+    About a tenth reach the target.
+    """
     rng = np.random.default_rng(0)
-    numbers = {f"rate_{index}": {"type": "float", "low": 1e-5, "high": 1.0, "log": True} for index in range(4)}
+    numbers = {
+        f"rate_{index}": {"type": "float", "low": 1e-5, "high": 1.0, "log": True}
+        for index in range(4)
+    }
     space = SearchSpace.from_mapping(
-        {**numbers, "share": {"type": "float", "low": 0, "high": 1}, "width": {"type": "int", "low": 16, "high": 512}, "kind": ["a", "b"]},
+        {
+            **numbers,
+            "share": {"type": "float", "low": 0, "high": 1},
+            "width": {"type": "int", "low": 16, "high": 512},
+            "kind": ["a", "b"],
+        },
         "made up",
     )
     trials = []
     for number in range(num_trials):
         suggestion = space.suggest(RandomTrial(rng))
-        distances = [abs(np.log10(suggestion.values[f"rate_{index}"]) + 2.5) / 2.5 for index in range(4)]
+        distances = [
+            abs(np.log10(suggestion.values[f"rate_{index}"]) + 2.5) / 2.5 for index in range(4)
+        ]
         quality = 1.0 - float(np.mean(distances)) + 0.05 * float(rng.standard_normal())
         seconds = (1.0 + suggestion.values["width"] / 256) * np.arange(1, 9)
         metrics = quality * (1 - 0.6 ** np.arange(1, 9))
@@ -169,4 +200,8 @@ def made_up_recording(num_trials: int) -> Recording:
             )
         )
     value = float(np.quantile([max(each.metrics) for each in trials], 0.9))
-    return Recording(target=Target(metric="quality", value=value, mode="max", max_train_seconds=30.0), space=space, trials=tuple(trials))
+    return Recording(
+        target=Target(metric="quality", value=value, mode="max", max_train_seconds=30.0),
+        space=space,
+        trials=tuple(trials),
+    )

@@ -1,7 +1,8 @@
 """A search space as flat domains by name, for libraries that have a space of their own.
 
-Every parameter of every branch is there at once; which of them a point has follows from its choices. A choice is asked for by its
-option's position, so that no library has to hold lists, booleans or nothing as values.
+Every parameter of every branch is there at once; which of them a point has follows from its
+choices. A choice is asked for by its option's position, so that no library has to hold lists,
+booleans or nothing as values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,15 +35,21 @@ class Options:
 
 
 class FlatDomains:
-    """The domains of a space by qualified name, less those of one value, and points in both directions."""
+    """The domains of a space by qualified name, less those of one value, and points in both
+    directions.
+    """
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
         asked = _Domains()
         for name, _, parameter in space.items():
             parameter.suggest(asked, name)
-        self.domains: dict[str, Number | Options] = {name: domain for name, domain in asked.found.items() if not _is_constant(domain)}
-        self._constants = {name: _lowest(domain) for name, domain in asked.found.items() if _is_constant(domain)}
+        self.domains: dict[str, Number | Options] = {
+            name: domain for name, domain in asked.found.items() if not _is_constant(domain)
+        }
+        self._constants = {
+            name: _lowest(domain) for name, domain in asked.found.items() if _is_constant(domain)
+        }
         self._all = asked.found
 
     def suggestion(self, values: Mapping[str, Any]) -> Suggestion:
@@ -50,14 +57,18 @@ class FlatDomains:
         return self._space.suggest(_Values(self._all, {**self._constants, **values}))
 
     def values(self, suggestion: Suggestion) -> dict[str, Any]:
-        """A point as a library takes it: the lowest value where a parameter's branch is not open."""
+        """A point as a library takes it: the lowest value where a parameter's branch is not
+        open.
+        """
         params = self._space.params_of(suggestion)
         found: dict[str, Any] = {}
         for name, domain in self.domains.items():
             if name not in params:
                 found[name] = _lowest(domain)
             else:
-                found[name] = domain.position(params[name]) if isinstance(domain, Options) else params[name]
+                found[name] = (
+                    domain.position(params[name]) if isinstance(domain, Options) else params[name]
+                )
         return found
 
 
@@ -77,16 +88,22 @@ class _Domains:
     def __init__(self) -> None:
         self.found: dict[str, Number | Options] = {}
 
-    def suggest_float(self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False) -> float:
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
         self.found[name] = Number(low=low, high=high, is_log=log, is_whole=False)
         return low
 
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+    def suggest_int(
+        self, name: str, low: int, high: int, *, step: int = 1, log: bool = False
+    ) -> int:
         self.found[name] = Number(low=low, high=high, is_log=log, is_whole=True)
         return low
 
     def suggest_categorical(self, name: str, choices: Sequence[Scalar]) -> Scalar:
-        are_ordered = all(isinstance(each, int | float) and not isinstance(each, bool) for each in choices)
+        are_ordered = all(
+            isinstance(each, int | float) and not isinstance(each, bool) for each in choices
+        )
         labels = tuple(sorted(choices)) if are_ordered else tuple(choices)  # type: ignore[type-var]
         self.found[name] = Options(labels=labels, are_ordered=are_ordered)
         return choices[0]
@@ -99,10 +116,14 @@ class _Values:
         self._domains = domains
         self._values = values
 
-    def suggest_float(self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False) -> float:
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
         return min(max(float(self._values[name]), low), high)
 
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+    def suggest_int(
+        self, name: str, low: int, high: int, *, step: int = 1, log: bool = False
+    ) -> int:
         return min(max(round(float(self._values[name])), low), high)
 
     def suggest_categorical(self, name: str, choices: Sequence[Scalar]) -> Scalar:

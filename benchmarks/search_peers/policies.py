@@ -1,8 +1,9 @@
 """The searches that are compared, by name, each made for one recording.
 
-A policy is anything with the verbs of ``SearchPolicy`` that a replay asks: ``suggest``, ``observe`` and ``finish``. Those of this
-package and of Optuna are made of the groups of ``conf/``; the others drive a library by its own interface. A library that is not
-installed is named by ``missing_library``.
+A policy is anything with the verbs of ``SearchPolicy`` that a replay asks: ``suggest``, ``observe``
+and ``finish``. Those of this package and of Optuna are made of the groups of ``conf/``; the others
+drive a library by its own interface. A library that is not installed is named by
+``missing_library``.
 """
 
 import importlib.util
@@ -41,7 +42,8 @@ class Policy(Protocol):
 
 
 MakePolicy = Callable[..., Policy]
-"""Called with a recording, and with ``seed``, ``place`` and ``study``: an Optuna study of earlier trials, or None."""
+"""Called with a recording, and with ``seed``, ``place`` and ``study``: an Optuna study of
+earlier trials, or None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,8 @@ class PolicyKind:
     takes_study: bool = True
     """Whether it can go on from an Optuna study that another search made."""
     make_with_paused: Callable[[int], MakePolicy] | None = None
-    """For a search that pauses: makes one whose first so many trials are drawn by chance, and paused as soon as they may be."""
+    """For a search that pauses: makes one whose first so many trials are drawn by chance, and
+    paused as soon as they may be."""
 
 
 def missing_library(name: str) -> str | None:
@@ -66,28 +69,47 @@ def missing_library(name: str) -> str | None:
 def from_groups(search: str, stopping: str, *overrides: str) -> MakePolicy:
     """The policy of ``search=... stopping=...`` and what is set besides."""
 
-    def make(recording: Recording, *, seed: int, place: PointPlacement, study: optuna.Study | None = None) -> Policy:
-        return replayed_policy(recording, _composed(search, stopping, *overrides), seed=seed, place=place, study=study)
+    def make(
+        recording: Recording, *, seed: int, place: PointPlacement, study: optuna.Study | None = None
+    ) -> Policy:
+        return replayed_policy(
+            recording, _composed(search, stopping, *overrides), seed=seed, place=place, study=study
+        )
 
     return make
 
 
 def _with_paused(number: int) -> MakePolicy:
-    """Freeze-thaw that is left to its model when it has paused so many trials: none of them is due to be trained on."""
-    return from_groups("freeze_thaw", "cap", f"+search.sampler.num_startup_trials={number}", "+search.sampler.reduction_factor=1e9")
+    """Freeze-thaw that is left to its model when it has paused so many trials: none of them is
+    due to be trained on.
+    """
+    return from_groups(
+        "freeze_thaw",
+        "cap",
+        f"+search.sampler.num_startup_trials={number}",
+        "+search.sampler.reduction_factor=1e9",
+    )
 
 
-def _asha_pruned(recording: Recording, *, seed: int, place: PointPlacement, study: optuna.Study | None = None) -> Policy:
+def _asha_pruned(
+    recording: Recording, *, seed: int, place: PointPlacement, study: optuna.Study | None = None
+) -> Policy:
     from benchmarks.search_peers.asha import AshaStopping  # Ray takes seconds to import
 
     rule = AshaStopping(recording.target)
-    return replayed_policy(recording, _composed("tpe", "none"), seed=seed, place=place, stopping=rule, study=study)
+    return replayed_policy(
+        recording, _composed("tpe", "none"), seed=seed, place=place, stopping=rule, study=study
+    )
 
 
-def _asha_stock(recording: Recording, *, seed: int, place: PointPlacement, study: optuna.Study | None = None) -> Policy:
+def _asha_stock(
+    recording: Recording, *, seed: int, place: PointPlacement, study: optuna.Study | None = None
+) -> Policy:
     from benchmarks.search_peers.asha import AshaStopping, StockSearch
 
-    assert study is None, "a stock search tells elapsed seconds, which a study of this package's does not hold"
+    assert study is None, (
+        "a stock search tells elapsed seconds, which a study of this package's does not hold"
+    )
     sampler = make_sampler(
         _composed("tpe", "none").config.search.sampler,
         (),
@@ -100,7 +122,9 @@ def _asha_stock(recording: Recording, *, seed: int, place: PointPlacement, study
 
 
 def _syne_tune(scheduler: str) -> MakePolicy:
-    def make(recording: Recording, *, seed: int, place: PointPlacement, study: optuna.Study | None = None) -> Policy:
+    def make(
+        recording: Recording, *, seed: int, place: PointPlacement, study: optuna.Study | None = None
+    ) -> Policy:
         from benchmarks.search_peers.syne_tune_search import SyneTuneSearch  # an optional library
 
         assert study is None, "Syne Tune knows no Optuna study"
@@ -109,7 +133,9 @@ def _syne_tune(scheduler: str) -> MakePolicy:
     return make
 
 
-def _smac(recording: Recording, *, seed: int, place: PointPlacement, study: optuna.Study | None = None) -> Policy:
+def _smac(
+    recording: Recording, *, seed: int, place: PointPlacement, study: optuna.Study | None = None
+) -> Policy:
     from benchmarks.search_peers.smac_search import SmacSearch  # an optional library
 
     assert study is None, "SMAC knows no Optuna study"
@@ -124,7 +150,9 @@ POLICIES: dict[str, PolicyKind] = {
     "gp_cap": PolicyKind(make=from_groups("gp", "cap")),
     "tpe_asha_stock": PolicyKind(make=_asha_stock, takes_study=False),
     "tpe_asha_pruned": PolicyKind(make=_asha_pruned),
-    "freeze_thaw": PolicyKind(make=from_groups("freeze_thaw", "cap"), make_with_paused=_with_paused),
+    "freeze_thaw": PolicyKind(
+        make=from_groups("freeze_thaw", "cap"), make_with_paused=_with_paused
+    ),
     "syne_tune_asha": PolicyKind(make=_syne_tune("asha"), library="syne_tune", takes_study=False),
     "syne_tune_bohb": PolicyKind(make=_syne_tune("bohb"), library="syne_tune", takes_study=False),
     "smac": PolicyKind(make=_smac, library="smac", takes_study=False),
@@ -133,4 +161,6 @@ POLICIES: dict[str, PolicyKind] = {
 
 @lru_cache
 def _composed(search: str, stopping: str, *overrides: str) -> Composed:
-    return Composer([f"search={search}", f"stopping={stopping}", "search.num_trials=null", *overrides]).compose()
+    return Composer(
+        [f"search={search}", f"stopping={stopping}", "search.num_trials=null", *overrides]
+    ).compose()

@@ -1,9 +1,10 @@
 """What is said of a search over a recording, and of many searches by one policy.
 
-The **cost multiple** is the device seconds until a trial within 10% of the recording's best time to target has reached it, over
-that best time: how many of the best possible trainings the search costs. A search that ended without one, because its policy threw
-the last one away, is charged for a plain random search without cap on top of all it spent: someone who still wants the
-configuration would have to begin again.
+The **cost multiple** is the device seconds until a trial within 10% of the recording's best time to
+target has reached it, over that best time: how many of the best possible trainings the search
+costs. A search that ended without one, because its policy threw the last one away, is charged for a
+plain random search without cap on top of all it spent: someone who still wants the configuration
+would have to begin again.
 """
 
 import math
@@ -24,9 +25,11 @@ TOP_FRACTION = 0.05
 BUDGETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 """Budgets of the regret curve, in multiples of the best recorded time to target."""
 RESUME_SECONDS = 0.1
-"""Device seconds that taking up a paused trial takes: the median of 31 live ones (experiment=cnn_smoke, two shared cores), 98 ms."""
+"""Device seconds that taking up a paused trial takes: the median of 31 live ones
+(experiment=cnn_smoke, two shared cores), 98 ms."""
 DECISION_SECONDS = 0.05
-"""Device seconds that a decision takes: freeze-thaw's median with 100 to 2,000 trials behind it is 38 to 56 ms."""
+"""Device seconds that a decision takes: freeze-thaw's median with 100 to 2,000 trials behind it
+is 38 to 56 ms."""
 _NUM_RESAMPLES = 4000
 _THROWN_AWAY = (Outcome.CAPPED, Outcome.STOPPED)
 
@@ -51,7 +54,8 @@ class SearchScore:
     """Of those, the ones that were stopped although they would have been the best so far."""
     num_trials: int
     best_ratios: tuple[float, ...]
-    """At each of ``BUDGETS``: the best time to target so far over the best recorded one; ``max_train_seconds`` where there is none yet."""
+    """At each of ``BUDGETS``: the best time to target so far over the best recorded one;
+    ``max_train_seconds`` where there is none yet."""
     wall_seconds: float
     """Of the computer that replayed it."""
 
@@ -64,11 +68,14 @@ def score_trace(
     resume_seconds: float = RESUME_SECONDS,
     decision_seconds: float = DECISION_SECONDS,
 ) -> dict[str, Any]:
-    """The fields of a ``SearchScore`` that follow from a trace, whose search ended when it had found a winner.
+    """The fields of a ``SearchScore`` that follow from a trace, whose search ended when it had
+    found a winner.
 
     Args:
-        random_seconds: device seconds of a plain random search without cap; taken only where no winner was found.
-        resume_seconds, decision_seconds: what resuming a trial and a decision take, for the cost multiple with charges.
+        random_seconds: device seconds of a plain random search without cap; taken only where no
+            winner was found.
+        resume_seconds, decision_seconds: what resuming a trial and a decision take, for the cost
+            multiple with charges.
     """
     best = recording.best_seconds
     assert best is not None, "a recording in which no trial reaches the target says nothing"
@@ -78,7 +85,10 @@ def score_trace(
     cost = spent + random_seconds if found is None else found
     return {
         "cost_multiple": cost / best,
-        "charged_cost_multiple": (cost + trace.charges(resume_seconds=resume_seconds, decision_seconds=decision_seconds)) / best,
+        "charged_cost_multiple": (
+            (cost + trace.charges(resume_seconds=resume_seconds, decision_seconds=decision_seconds))
+            / best
+        ),
         "num_resumed": sum(each.from_train_seconds > 0 for each in trace.stretches),
         "threw_last_winner_away": found is None,
         "num_top_started": started,
@@ -89,12 +99,18 @@ def score_trace(
 
 
 def top_trials(recording: Recording, trace: Trace) -> tuple[int, int]:
-    """How many of the recording's fastest trials were begun, and how many of those a stop threw away.
+    """How many of the recording's fastest trials were begun, and how many of those a stop threw
+    away.
 
-    Thrown away is a trial that ended CAPPED or STOPPED although its recorded time to target was below the best one at that
-    moment. A paused trial is not, nor one that was at work when the search ended because another had won.
+    Thrown away is a trial that ended CAPPED or STOPPED although its recorded time to target was
+    below the best one at that moment. A paused trial is not, nor one that was at work when the
+    search ended because another had won.
     """
-    times = {each.number: seconds for each in recording.trials if (seconds := each.time_to_target(recording.target)) is not None}
+    times = {
+        each.number: seconds
+        for each in recording.trials
+        if (seconds := each.time_to_target(recording.target)) is not None
+    }
     num_top = math.ceil(TOP_FRACTION * len(recording.trials))
     top = set(sorted(times, key=lambda number: times[number])[:num_top])
     enough = (1 + WITHIN) * min(times.values())
@@ -112,10 +128,16 @@ def top_trials(recording: Recording, trace: Trace) -> tuple[int, int]:
 
 def _best_ratios(recording: Recording, trace: Trace, best: float) -> tuple[float, ...]:
     reached = [
-        (each.stopped_seconds * trace.num_workers, each.train_seconds) for each in trace.stretches if each.outcome == Outcome.REACHED
+        (each.stopped_seconds * trace.num_workers, each.train_seconds)
+        for each in trace.stretches
+        if each.outcome == Outcome.REACHED
     ]
     none_yet = recording.target.max_train_seconds
-    return tuple(min((seconds for spent, seconds in reached if spent <= budget * best), default=none_yet) / best for budget in BUDGETS)
+    return tuple(
+        min((seconds for spent, seconds in reached if spent <= budget * best), default=none_yet)
+        / best
+        for budget in BUDGETS
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +157,8 @@ class PolicySummary:
     ninetieth_percentile: float
     """Of the cost multiples of all searches."""
     relative: float
-    """Geometric mean over that of random with cap on the same recordings and seeds, with its 95% interval."""
+    """Geometric mean over that of random with cap on the same recordings and seeds, with its 95%
+    interval."""
     relative_low: float
     relative_high: float
     worst_recording: str
@@ -145,7 +168,8 @@ class PolicySummary:
     lost_winners_fraction: float | None
     """Of the top 5% of trials that were begun; None where none was."""
     regrets: tuple[float, ...]
-    """At each of ``BUDGETS``: geometric mean of the best time so far over the best recorded one, less 1."""
+    """At each of ``BUDGETS``: geometric mean of the best time so far over the best recorded one,
+    less 1."""
     wall_seconds: float
     """Median of a search."""
 
@@ -170,7 +194,9 @@ def summarise(scores: Sequence[SearchScore], reference: Sequence[SearchScore]) -
         num_recordings=len(names),
         num_searches=len(scores),
         geometric_mean=float(np.exp(logs.mean())),
-        charged_geometric_mean=float(np.exp(np.mean([math.log(each.charged_cost_multiple) for each in scores]))),
+        charged_geometric_mean=float(
+            np.exp(np.mean([math.log(each.charged_cost_multiple) for each in scores]))
+        ),
         low=low,
         high=high,
         ninetieth_percentile=float(np.exp(np.quantile(logs, 0.9))),
@@ -179,9 +205,16 @@ def summarise(scores: Sequence[SearchScore], reference: Sequence[SearchScore]) -
         relative_high=relative_high,
         worst_recording=names[worst],
         worst_relative=float(np.exp(by_recording[worst])),
-        threw_last_winner_away_fraction=float(np.mean([each.threw_last_winner_away for each in scores])),
-        lost_winners_fraction=sum(each.num_top_lost for each in scores) / started if started else None,
-        regrets=tuple(float(each) for each in np.exp(np.log([each.best_ratios for each in scores]).mean(axis=0)) - 1),
+        threw_last_winner_away_fraction=float(
+            np.mean([each.threw_last_winner_away for each in scores])
+        ),
+        lost_winners_fraction=(
+            sum(each.num_top_lost for each in scores) / started if started else None
+        ),
+        regrets=tuple(
+            float(each)
+            for each in np.exp(np.log([each.best_ratios for each in scores]).mean(axis=0)) - 1
+        ),
         wall_seconds=float(np.median([each.wall_seconds for each in scores])),
     )
 
@@ -189,15 +222,19 @@ def summarise(scores: Sequence[SearchScore], reference: Sequence[SearchScore]) -
 def geometric_means(scores: Sequence[SearchScore]) -> Mapping[str, float]:
     """Geometric mean of the cost multiples over seeds, by recording."""
     logs, names = _logs(scores)
-    return {name: float(value) for name, value in zip(names, np.exp(logs.mean(axis=1)), strict=True)}
+    return {
+        name: float(value) for name, value in zip(names, np.exp(logs.mean(axis=1)), strict=True)
+    }
 
 
 def interval(logs: np.ndarray) -> tuple[float, float]:
     """95% interval of the exponential of a mean of ``[recordings, seeds]``, by the bootstrap.
 
-    Recordings are resampled, and seeds within each: both would be others another time. One search alone has no upper end.
+    Recordings are resampled, and seeds within each: both would be others another time. One search
+    alone has no upper end.
 
-    Source: Davison and Hinkley, "Bootstrap Methods and their Application" (1997), section 3.8, on two stages.
+    Source: Davison and Hinkley, "Bootstrap Methods and their Application" (1997), section 3.8, on
+    two stages.
     """
     if logs.size == 1:
         return 0.0, math.inf

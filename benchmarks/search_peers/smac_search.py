@@ -1,10 +1,13 @@
-"""SMAC3 over a recording, by ask and tell: its algorithm-configuration facade with its own adaptive capping.
+"""SMAC3 over a recording, by ask and tell: its algorithm-configuration facade with its own adaptive
+capping.
 
-That is what SMAC has for a runtime objective: the cost is the seconds to target, and each trial it asks for carries the runtime
-at which it is to be cut off, here ``cap_seconds``. A trial that was cut off costs its cutoff, one that never reaches the target
-``max_train_seconds``, and both are told TIMEOUT; a diverged one is CRASHED.
+That is what SMAC has for a runtime objective: the cost is the seconds to target, and each trial it
+asks for carries the runtime at which it is to be cut off, here ``cap_seconds``. A trial that was
+cut off costs its cutoff, one that never reaches the target ``max_train_seconds``, and both are told
+TIMEOUT; a diverged one is CRASHED.
 
-Source: SMAC3 2.4, Scenario.adaptive_capping and Intensifier; Hutter et al., "ParamILS" (JAIR 36, 2009), section 4, on capping.
+Source: SMAC3 2.4, Scenario.adaptive_capping and Intensifier; Hutter et al., "ParamILS" (JAIR 36,
+2009), section 4, on capping.
 """
 
 import logging
@@ -36,10 +39,13 @@ class SmacSearch:
         self._max_seconds = recording.target.max_train_seconds
         self._place = place
         self._space = Space.ConfigurationSpace(seed=derived_seed(seed, "fallback"))
-        self._space.add([_as_config_space(name, domain) for name, domain in self._flat.domains.items()])
+        self._space.add(
+            [_as_config_space(name, domain) for name, domain in self._flat.domains.items()]
+        )
         scenario = Scenario(
             self._space,
-            output_directory=Path(tempfile.gettempdir()) / "smac_search",  # nothing is written there: it is never told to save
+            # nothing is written there: it is never told to save
+            output_directory=Path(tempfile.gettempdir()) / "smac_search",
             deterministic=True,
             n_trials=2**31,
             adaptive_capping=True,
@@ -47,13 +53,19 @@ class SmacSearch:
             seed=derived_seed(seed, "sampler 0"),
         )
         intensifier = AlgorithmConfigurationFacade.get_intensifier(scenario, max_config_calls=1)
-        self._smac = AlgorithmConfigurationFacade(scenario, intensifier=intensifier, logging_level=False, overwrite=True)
-        logging.getLogger("smac").setLevel(logging.CRITICAL)  # lines about each point of a finite space that it has had
+        self._smac = AlgorithmConfigurationFacade(
+            scenario, intensifier=intensifier, logging_level=False, overwrite=True
+        )
+        # lines about each point of a finite space that it has had
+        logging.getLogger("smac").setLevel(logging.CRITICAL)
         self._infos: list[TrialInfo] = []
         self._num_told = 0
 
     def suggest(self) -> Trial | None:
-        """The recorded point nearest to SMAC's; one drawn by chance where a finite space has no more for it."""
+        """The recorded point nearest to SMAC's.
+
+        One drawn by chance where a finite space has no more for it.
+        """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
@@ -63,9 +75,19 @@ class SmacSearch:
         placed = self._place(self._flat.suggestion(dict(asked.config)))
         if placed is None:
             return None
-        self._infos.append(self._running_instead(asked, Space.Configuration(self._space, values=self._flat.values(placed))))
+        self._infos.append(
+            self._running_instead(
+                asked, Space.Configuration(self._space, values=self._flat.values(placed))
+            )
+        )
         cutoff = float(asked.additional_info.get("cutoff", self._max_seconds))
-        return Trial(number=len(self._infos) - 1, suggestion=placed, seed=0, cap_seconds=cutoff, is_baseline=False)
+        return Trial(
+            number=len(self._infos) - 1,
+            suggestion=placed,
+            seed=0,
+            cap_seconds=cutoff,
+            is_baseline=False,
+        )
 
     def observe(self, number: int, evaluation: Evaluation) -> Decision:
         """Goes on: the cutoff is all the capping there is."""
@@ -79,18 +101,27 @@ class SmacSearch:
         elif result.outcome is Outcome.CAPPED:
             status, cost = StatusType.TIMEOUT, seconds
         else:
-            status, cost = StatusType.CRASHED if result.outcome is Outcome.DIVERGED else StatusType.TIMEOUT, self._max_seconds
-        if status is not StatusType.SUCCESS:  # of equal costs SMAC makes several incumbents, which its capping then refuses
+            status, cost = (
+                (StatusType.CRASHED if result.outcome is Outcome.DIVERGED else StatusType.TIMEOUT),
+                self._max_seconds,
+            )
+        # of equal costs SMAC makes several incumbents, which its capping then refuses
+        if status is not StatusType.SUCCESS:
             self._num_told += 1
             cost *= 1 + 1e-9 * self._num_told
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self._smac.tell(self._infos[result.trial], TrialValue(cost=cost, time=seconds, status=status), save=False)
+            self._smac.tell(
+                self._infos[result.trial],
+                TrialValue(cost=cost, time=seconds, status=status),
+                save=False,
+            )
 
     def _running_instead(self, asked: TrialInfo, config: Space.Configuration) -> TrialInfo:
         """Note that the recorded point is what runs: SMAC would wait for its own one for ever."""
         history = self._smac.runhistory
-        running = history._running_trials  # noqa: SLF001  # there is no verb that takes a trial back
+        # there is no verb that takes a trial back
+        running = history._running_trials  # noqa: SLF001
         running[:] = [each for each in running if each.config != asked.config]
         info = TrialInfo(config, seed=asked.seed)
         history.add_running_trial(info)
@@ -104,5 +135,7 @@ def _as_config_space(name: str, domain: Number | Options) -> Any:
             return Space.OrdinalHyperparameter(name, positions)
         return Space.CategoricalHyperparameter(name, positions)
     if domain.is_whole:
-        return Space.UniformIntegerHyperparameter(name, int(domain.low), int(domain.high), log=domain.is_log)
+        return Space.UniformIntegerHyperparameter(
+            name, int(domain.low), int(domain.high), log=domain.is_log
+        )
     return Space.UniformFloatHyperparameter(name, domain.low, domain.high, log=domain.is_log)

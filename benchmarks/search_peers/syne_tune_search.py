@@ -1,7 +1,8 @@
 """Syne Tune's multi-fidelity schedulers over a recording, through their own interface.
 
-They maximise or minimise the target's metric, with train seconds as the resource: a scheduler of theirs knows no time to target.
-Grace period and reduction factor: three halvings up to the target's ``max_train_seconds``, by their own factor.
+They maximise or minimise the target's metric, with train seconds as the resource: a scheduler of
+theirs knows no time to target. Grace period and reduction factor: three halvings up to the target's
+``max_train_seconds``, by their own factor.
 """
 
 import logging
@@ -27,15 +28,26 @@ SCHEDULERS = {"asha": ASHA, "bohb": BOHB}
 REDUCTION_FACTOR = 3
 """Syne Tune's own."""
 NUM_HALVINGS = 3
-_DECISIONS = {SchedulerDecision.CONTINUE: Decision.CONTINUE, SchedulerDecision.STOP: Decision.STOP, SchedulerDecision.PAUSE: Decision.PAUSE}
+_DECISIONS = {
+    SchedulerDecision.CONTINUE: Decision.CONTINUE,
+    SchedulerDecision.STOP: Decision.STOP,
+    SchedulerDecision.PAUSE: Decision.PAUSE,
+}
 
 
 class SyneTuneSearch:
-    """A scheduler of Syne Tune's with the verbs of ``SearchPolicy``; ``scheduler`` is one of ``SCHEDULERS``."""
+    """A scheduler of Syne Tune's with the verbs of ``SearchPolicy``.
 
-    def __init__(self, recording: Recording, scheduler: str, *, seed: int, place: PointPlacement) -> None:
-        logging.getLogger("syne_tune").setLevel(logging.ERROR)  # a warning about an argument that its own ASHA passes
-        np.random.seed(derived_seed(seed, "syne tune"))  # its searchers draw from numpy's own generator too
+    ``scheduler`` is one of ``SCHEDULERS``.
+    """
+
+    def __init__(
+        self, recording: Recording, scheduler: str, *, seed: int, place: PointPlacement
+    ) -> None:
+        # a warning about an argument that its own ASHA passes
+        logging.getLogger("syne_tune").setLevel(logging.ERROR)
+        # its searchers draw from numpy's own generator too
+        np.random.seed(derived_seed(seed, "syne tune"))
         target = recording.target
         self._flat = FlatDomains(recording.space)
         self._place = place
@@ -54,22 +66,31 @@ class SyneTuneSearch:
         self._trials: list[SyneTrial] = []
 
     def suggest(self) -> Trial | None:
-        """The recorded point nearest to the scheduler's; one drawn by chance where a finite space has no more for it."""
+        """The recorded point nearest to the scheduler's.
+
+        One drawn by chance where a finite space has no more for it.
+        """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             suggestion = self._scheduler.suggest()
-        placed = self._place(self._flat.suggestion(self._random.draw() if suggestion is None else suggestion.config))
+        placed = self._place(
+            self._flat.suggestion(self._random.draw() if suggestion is None else suggestion.config)
+        )
         if placed is None:
             return None
         number = len(self._trials)
         config = config_space.cast_config_values(self._flat.values(placed), self._space)
         self._trials.append(SyneTrial(trial_id=number, config=config, creation_time=datetime.min))
         self._scheduler.on_trial_add(self._trials[number])
-        return Trial(number=number, suggestion=placed, seed=0, cap_seconds=float("inf"), is_baseline=False)
+        return Trial(
+            number=number, suggestion=placed, seed=0, cap_seconds=float("inf"), is_baseline=False
+        )
 
     def observe(self, number: int, evaluation: Evaluation) -> Decision:
         """What the scheduler decides."""
-        return _DECISIONS[self._scheduler.on_trial_result(self._trials[number], _as_result(evaluation))]
+        return _DECISIONS[
+            self._scheduler.on_trial_result(self._trials[number], _as_result(evaluation))
+        ]
 
     def finish(self, result: TrialResult) -> None:
         """Tell a trial that ended by itself."""
@@ -89,7 +110,10 @@ class FlatDrawing:
 
     def draw(self) -> dict[str, Any]:
         """Values by name."""
-        return {name: domain.sample(random_state=self._random_state) for name, domain in self._space.items()}
+        return {
+            name: domain.sample(random_state=self._random_state)
+            for name, domain in self._space.items()
+        }
 
 
 def _as_result(evaluation: Evaluation) -> dict[str, float]:
@@ -99,7 +123,15 @@ def _as_result(evaluation: Evaluation) -> dict[str, float]:
 def _as_syne_tune(domain: Number | Options) -> Any:
     if isinstance(domain, Options):
         positions = list(range(len(domain.labels)))
-        return config_space.ordinal(positions, kind="equal") if domain.are_ordered else config_space.choice(positions)
+        return (
+            config_space.ordinal(positions, kind="equal")
+            if domain.are_ordered
+            else config_space.choice(positions)
+        )
     if domain.is_whole:
-        return (config_space.lograndint if domain.is_log else config_space.randint)(int(domain.low), int(domain.high))
-    return (config_space.loguniform if domain.is_log else config_space.uniform)(domain.low, domain.high)
+        return (config_space.lograndint if domain.is_log else config_space.randint)(
+            int(domain.low), int(domain.high)
+        )
+    return (config_space.loguniform if domain.is_log else config_space.uniform)(
+        domain.low, domain.high
+    )

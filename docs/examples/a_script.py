@@ -1,4 +1,7 @@
-"""A script that knows nothing of autotune but prints its accuracy as JSON; ``tune_a_script.py`` tunes it."""
+"""A script that knows nothing of autotune but prints its accuracy as JSON.
+
+``tune_a_script.py`` tunes it.
+"""
 
 import argparse
 import json

@@ -1,4 +1,6 @@
-"""A textbook script, a small convolutional network on Fashion-MNIST, and what tunes it: python fashion_mnist.py FOLDER_OF_THE_FILES."""
+"""A textbook script, a small convolutional network on Fashion-MNIST, and what tunes it: python
+fashion_mnist.py FOLDER_OF_THE_FILES.
+"""
 
 import gzip
 import sys
@@ -20,7 +22,9 @@ def read(path, header):
 def load(folder):
     images = read(Path(folder) / "train-images-idx3-ubyte.gz", 16).reshape(-1, 1, 28, 28)
     targets = read(Path(folder) / "train-labels-idx1-ubyte.gz", 8)
-    dataset = TensorDataset(torch.tensor(images / 255, dtype=torch.float32), torch.tensor(targets, dtype=torch.int64))
+    dataset = TensorDataset(
+        torch.tensor(images / 255, dtype=torch.float32), torch.tensor(targets, dtype=torch.int64)
+    )
     num_validation = len(dataset) // 12
     return TensorDataset(*dataset[:-num_validation]), TensorDataset(*dataset[-num_validation:])
 
@@ -29,17 +33,28 @@ def train(folder, lr=1e-3, batch_size=64, width=32, schedule="constant", num_epo
     with autotune.building():
         training, validation = load(folder)
     model = nn.Sequential(
-        nn.Conv2d(1, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(49 * width, 128), nn.ReLU(), nn.Linear(128, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, width, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(width, width, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(49 * width, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     loader = DataLoader(training, batch_size, shuffle=True)
     num_steps = num_epochs * len(loader)
     factor = {"constant": lambda step: 1.0, "linear": lambda step: 1 - step / num_steps}[schedule]
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     num_parts = 4 * num_epochs  # the accuracy is looked at four times an epoch
-    start = autotune.checkpoint().load({"model": model, "optimizer": optimizer, "scheduler": scheduler}).get("part", 0)
+    start = (
+        autotune.checkpoint()
+        .load({"model": model, "optimizer": optimizer, "scheduler": scheduler})
+        .get("part", 0)
+    )
     for part in range(start, num_parts):
         for _, (images, targets) in zip(range(num_steps // num_parts), loader, strict=False):
             optimizer.zero_grad()
@@ -47,10 +62,15 @@ def train(folder, lr=1e-3, batch_size=64, width=32, schedule="constant", num_epo
             optimizer.step()
             scheduler.step()
         with autotune.evaluating(), torch.no_grad():
-            right = [(model(images).argmax(1) == targets).float() for images, targets in DataLoader(validation, 1000)]
+            right = [
+                (model(images).argmax(1) == targets).float()
+                for images, targets in DataLoader(validation, 1000)
+            ]
         accuracy = torch.cat(right).mean()
         print(f"epoch {(part + 1) / 4:.2f}: {accuracy:.4f}")
-        autotune.checkpoint().save({"model": model, "optimizer": optimizer, "scheduler": scheduler, "part": part + 1})
+        autotune.checkpoint().save(
+            {"model": model, "optimizer": optimizer, "scheduler": scheduler, "part": part + 1}
+        )
         autotune.report(accuracy, epoch=(part + 1) / 4)
 
 
@@ -64,7 +84,14 @@ if __name__ == "__main__":
             "schedule": ["constant", "linear"],
             "num_epochs": autotune.integer(1, 5),
         },
-        baseline={"folder": sys.argv[1], "lr": 1e-3, "batch_size": 64, "width": 32, "schedule": "constant", "num_epochs": 5},
+        baseline={
+            "folder": sys.argv[1],
+            "lr": 1e-3,
+            "batch_size": 64,
+            "width": 32,
+            "schedule": "constant",
+            "num_epochs": 5,
+        },
         target=autotune.target("accuracy", at_least=0.88, max_seconds=120),
         time_budget_seconds=300,
         confirm={"budget_fraction": 1.0},

@@ -12,8 +12,12 @@ import autotune
 def fit(lr=1e-3, width=32, batch_size=32):
     accelerator = Accelerator()
     digits = load_digits()
-    dataset = TensorDataset(torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target))
-    train, validation = torch.utils.data.random_split(dataset, [1400, 397], torch.Generator().manual_seed(0))
+    dataset = TensorDataset(
+        torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
+    )
+    train, validation = torch.utils.data.random_split(
+        dataset, [1400, 397], torch.Generator().manual_seed(0)
+    )
     model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     model, optimizer, train_loader, val_loader = accelerator.prepare(
@@ -26,7 +30,13 @@ def fit(lr=1e-3, width=32, batch_size=32):
             accelerator.backward(nn.functional.cross_entropy(model(inputs), targets))
             optimizer.step()
         with torch.no_grad():
-            accuracy = sum((model(inputs).argmax(1) == targets).sum().item() for inputs, targets in val_loader) / 397
+            accuracy = (
+                sum(
+                    (model(inputs).argmax(1) == targets).sum().item()
+                    for inputs, targets in val_loader
+                )
+                / 397
+            )
         autotune.checkpoint().save({"model": model, "optimizer": optimizer, "epoch": epoch + 1})
         autotune.report(accuracy, epoch=epoch + 1)
 
@@ -34,7 +44,11 @@ def fit(lr=1e-3, width=32, batch_size=32):
 if __name__ == "__main__":
     result = autotune.tune(
         fit,
-        space={"lr": autotune.log(1e-4, 1e-1), "width": [16, 32, 64, 128], "batch_size": autotune.power_of_two(16, 256)},
+        space={
+            "lr": autotune.log(1e-4, 1e-1),
+            "width": [16, 32, 64, 128],
+            "batch_size": autotune.power_of_two(16, 256),
+        },
         target=autotune.target("accuracy", at_least=0.95, max_seconds=30),
         trials=20,
     )

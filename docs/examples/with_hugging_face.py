@@ -1,4 +1,6 @@
-"""A Hugging Face ``Trainer`` with LoRA adapters whose rank is searched, tuned with one more callback."""
+"""A Hugging Face ``Trainer`` with LoRA adapters whose rank is searched, tuned with one more
+callback.
+"""
 
 import numpy as np
 import torch
@@ -26,7 +28,14 @@ def accuracy(prediction):
 
 
 def fit(lr=1e-3, rank=2, batch_size=16):
-    config = BertConfig(vocab_size=20, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=2)
+    config = BertConfig(
+        vocab_size=20,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        num_labels=2,
+    )
     adapters = LoraConfig(task_type="SEQ_CLS", r=rank, target_modules=["query", "value", "dense"])
     model = get_peft_model(BertForSequenceClassification(config), adapters)
     arguments = TrainingArguments(
@@ -54,7 +63,11 @@ def fit(lr=1e-3, rank=2, batch_size=16):
 if __name__ == "__main__":
     result = autotune.tune(
         fit,
-        space={"lr": autotune.log(1e-4, 1e-1), "rank": [1, 2, 4, 8], "batch_size": autotune.power_of_two(8, 64)},
+        space={
+            "lr": autotune.log(1e-4, 1e-1),
+            "rank": [1, 2, 4, 8],
+            "batch_size": autotune.power_of_two(8, 64),
+        },
         target=autotune.target("eval_accuracy", at_least=0.8, max_seconds=30),
         trials=20,
     )

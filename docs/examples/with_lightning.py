@@ -31,7 +31,9 @@ class Net(lightning.LightningModule):
 
 def fit(lr=1e-3, width=32, batch_size=32):
     digits = load_digits()
-    dataset = TensorDataset(torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target))
+    dataset = TensorDataset(
+        torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
+    )
     train, validation = random_split(dataset, [1400, 397], torch.Generator().manual_seed(0))
     trainer = lightning.Trainer(
         max_epochs=30,
@@ -41,13 +43,19 @@ def fit(lr=1e-3, width=32, batch_size=32):
         enable_model_summary=False,
         callbacks=[autotune.lightning.ReportCallback(monitor="val_accuracy")],
     )
-    trainer.fit(Net(lr, width), DataLoader(train, batch_size, shuffle=True), DataLoader(validation, 397))
+    trainer.fit(
+        Net(lr, width), DataLoader(train, batch_size, shuffle=True), DataLoader(validation, 397)
+    )
 
 
 if __name__ == "__main__":
     result = autotune.tune(
         fit,
-        space={"lr": autotune.log(1e-4, 1e-1), "width": [16, 32, 64, 128], "batch_size": autotune.power_of_two(16, 256)},
+        space={
+            "lr": autotune.log(1e-4, 1e-1),
+            "width": [16, 32, 64, 128],
+            "batch_size": autotune.power_of_two(16, 256),
+        },
         target=autotune.target("val_accuracy", at_least=0.95, max_seconds=30),
         trials=20,
     )

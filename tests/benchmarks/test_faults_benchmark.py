@@ -1,4 +1,6 @@
-"""The fault bench: rows of its that cost little hold, and each kind of fault that it looks for is seen where there is one."""
+"""The fault bench: rows of its that cost little hold, and each kind of fault that it looks for
+is seen where there is one.
+"""
 
 import re
 import shutil
@@ -63,25 +65,63 @@ def _lose_confirmation(study: Study) -> None:
     _rewrite(study.folder / "study.log", r'^.*"autotune:confirmed:.*\n', "")
 
 
-_ONE_RUN = "where run_uuid = (select run_uuid from tags where key = 'autotune.run' and value = 'trial-3')"
+_ONE_RUN = (
+    "where run_uuid = (select run_uuid from tags where key = 'autotune.run' and value = 'trial-3')"
+)
 
 
 @pytest.mark.parametrize(
     ("kind", "tamper", "told"),
     [
-        ("lost", lambda study: _rewrite(study.folder / "trials.csv", r"^3,.*\n", ""), "trials.csv: trial-3"),
+        (
+            "lost",
+            lambda study: _rewrite(study.folder / "trials.csv", r"^3,.*\n", ""),
+            "trials.csv: trial-3",
+        ),
         ("lost", _lose_confirmation, "storage: confirm-"),
-        ("lost", lambda study: _in_mlflow(study, f"delete from tags {_ONE_RUN}"), "MLflow: trial-3"),
+        (
+            "lost",
+            lambda study: _in_mlflow(study, f"delete from tags {_ONE_RUN}"),
+            "MLflow: trial-3",
+        ),
         ("doubled", _add_twice, "trials.csv: trial-"),
-        ("disagreeing", lambda study: _rewrite(study.folder / "trials.csv", r"^3,[A-Z]+", "3,LOST"), "trials.csv: trial-3 is"),
-        ("disagreeing", lambda study: _rewrite(study.folder / "best.json", r'"num_trials": \d+', '"num_trials": 11'), "best.json: 11"),
-        ("disagreeing", lambda study: _in_mlflow(study, f"delete from metrics {_ONE_RUN}"), "MLflow: trial-3 is"),
-        ("disagreeing", lambda study: shutil.rmtree(study.folder / "recording"), "recording: cannot be read"),
-        ("leftovers", lambda study: _in_mlflow(study, f"update runs set status = 'RUNNING' {_ONE_RUN}"), "MLflow run trial-3 is open"),
-        ("leftovers", lambda study: (study.folder / "study.log.lock").symlink_to("study.log"), "study.log.lock"),
+        (
+            "disagreeing",
+            lambda study: _rewrite(study.folder / "trials.csv", r"^3,[A-Z]+", "3,LOST"),
+            "trials.csv: trial-3 is",
+        ),
+        (
+            "disagreeing",
+            lambda study: _rewrite(
+                study.folder / "best.json", r'"num_trials": \d+', '"num_trials": 11'
+            ),
+            "best.json: 11",
+        ),
+        (
+            "disagreeing",
+            lambda study: _in_mlflow(study, f"delete from metrics {_ONE_RUN}"),
+            "MLflow: trial-3 is",
+        ),
+        (
+            "disagreeing",
+            lambda study: shutil.rmtree(study.folder / "recording"),
+            "recording: cannot be read",
+        ),
+        (
+            "leftovers",
+            lambda study: _in_mlflow(study, f"update runs set status = 'RUNNING' {_ONE_RUN}"),
+            "MLflow run trial-3 is open",
+        ),
+        (
+            "leftovers",
+            lambda study: (study.folder / "study.log.lock").symlink_to("study.log"),
+            "study.log.lock",
+        ),
     ],
 )
-def test_what_is_wrong_with_the_records_is_seen(ended: Study, kind: str, tamper: Callable[[Study], None], told: str) -> None:
+def test_what_is_wrong_with_the_records_is_seen(
+    ended: Study, kind: str, tamper: Callable[[Study], None], told: str
+) -> None:
     for name in ("lost", "doubled", "disagreeing", "leftovers"):
         getattr(ended, name).clear()
     kept = ended.home / "kept"
@@ -93,7 +133,8 @@ def test_what_is_wrong_with_the_records_is_seen(ended: Study, kind: str, tamper:
         assert any(told in line for line in getattr(ended, kind)), getattr(ended, kind)
     finally:
         shutil.rmtree(ended.folder)
-        shutil.copyfile(kept / "mlflow.db", ended.home / "mlflow.db")  # in place: a client keeps the file open
+        # in place: a client keeps the file open
+        shutil.copyfile(kept / "mlflow.db", ended.home / "mlflow.db")
         (kept / "mlflow.db").unlink()
         kept.rename(ended.folder)
 
@@ -102,4 +143,10 @@ def test_an_ended_study_has_nothing_wrong(ended: Study) -> None:
     for name in ("lost", "doubled", "disagreeing", "leftovers"):
         getattr(ended, name).clear()
     ended.check()
-    assert (ended.lost, ended.doubled, ended.disagreeing, ended.leftovers, ended.faults) == (set(), set(), set(), set(), [])
+    assert (ended.lost, ended.doubled, ended.disagreeing, ended.leftovers, ended.faults) == (
+        set(),
+        set(),
+        set(),
+        set(),
+        [],
+    )

@@ -1,4 +1,6 @@
-"""The textbook's loop does the same training as autotune's, and its data set augments as it says."""
+"""The textbook's loop does the same training as autotune's, and its data set augments as it
+says.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace

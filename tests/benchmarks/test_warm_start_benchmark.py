@@ -1,4 +1,6 @@
-"""The warm-start benchmark: what it makes of earlier studies, its ratios, and a whole run over tiny recordings."""
+"""The warm-start benchmark: what it makes of earlier studies, its ratios, and a whole run over
+tiny recordings.
+"""
 
 import json
 import math
@@ -41,37 +43,55 @@ def recordings(tmp_path: Path) -> Path:
     for name, high in (("kin_a", 1.0), ("kin_b", 1.0), ("other_c", 2.0)):
         results = [result(trial, trial / 20, 4.0 + abs(trial - 7)) for trial in range(20)]
         domain = {"lr": {**space["lr"], "high": high}}
-        write_recording(tmp_path / "recordings" / name, results=results, target=TARGET, space=domain, source="made up")
+        write_recording(
+            tmp_path / "recordings" / name,
+            results=results,
+            target=TARGET,
+            space=domain,
+            source="made up",
+        )
     return tmp_path / "recordings"
 
 
 def test_earlier_studies_are_thinned_of_winners_shuffled_or_inverted(recordings: Path) -> None:
     one, other = (read_recording(recordings / name) for name in ("kin_a", "kin_b"))
     rng = np.random.default_rng(0)
-    assert [each.number for each in changed(one, "thinned", other, rng)] == [each for each in range(20) if each != 7]
-    inverted = {each.number: each.time_to_target(TARGET) for each in changed(one, "inverted", other, rng)}
+    assert [each.number for each in changed(one, "thinned", other, rng)] == [
+        each for each in range(20) if each != 7
+    ]
+    inverted = {
+        each.number: each.time_to_target(TARGET) for each in changed(one, "inverted", other, rng)
+    }
     assert (inverted[7], inverted[19]) == (16.0, 4.0)
     shuffled = changed(one, "shuffled", other, rng)
     assert [each.suggestion for each in shuffled] == [each.suggestion for each in one.trials]
-    assert sorted(each.train_seconds for each in shuffled) == sorted(each.train_seconds for each in one.trials)
+    assert sorted(each.train_seconds for each in shuffled) == sorted(
+        each.train_seconds for each in one.trials
+    )
     assert shuffled != list(one.trials)
 
 
 def test_a_ratio_is_cold_over_warm() -> None:
     scores = [
-        Score(recording=name, kind=kind, seed=seed, cost_multiple=cost, num_trials=1, wall_seconds=1.0)
+        Score(
+            recording=name, kind=kind, seed=seed, cost_multiple=cost, num_trials=1, wall_seconds=1.0
+        )
         for name, costs in (("kin_a", (20.0, 10.0)), ("own_b", (30.0, 60.0)))
         for kind, cost in zip(("cold", "whole"), costs, strict=True)
         for seed in range(2)
     ]
     ratios = {each.group: each for each in ratios_of(scores)}
-    assert {group: each.ratio for group, each in ratios.items()} == pytest.approx({"all": 1.0, "kin": 2.0, "own": 0.5})
+    assert {group: each.ratio for group, each in ratios.items()} == pytest.approx(
+        {"all": 1.0, "kin": 2.0, "own": 0.5}
+    )
     assert (ratios["all"].worst_recording, ratios["all"].num_searches) == ("own_b", 4)
     assert math.isclose(ratios["kin"].low, 2.0)
 
 
 @pytest.mark.slow
-def test_a_run_keeps_every_search(recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_keeps_every_search(
+    recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(benchmarks.measuring, "RESULTS", tmp_path / "results")
     assert main(["--recordings", str(recordings), "--seeds", "1", "--kinds", "whole"]) == 0
     (path,) = (tmp_path / "results").glob("warm_start-*.json")

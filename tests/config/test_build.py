@@ -1,4 +1,6 @@
-"""What a configuration may build: the allow-list, by name and by where a target is defined, and the call of a target."""
+"""What a configuration may build: the allow-list, by name and by where a target is defined, and
+the call of a target.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -6,14 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from autotune.config.build import build, build_partial, call, check_target_names, resolve_target, shipped_components
+from autotune.config.build import (
+    build,
+    build_partial,
+    call,
+    check_target_names,
+    resolve_target,
+    shipped_components,
+)
 from autotune.errors import ConfigError, TargetNotAllowedError
 from autotune.objective import AmortisedTime
 
 
 @pytest.fixture
 def user_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A package of the user's own: a class, an alias of something defined elsewhere, a constant, a broken module."""
+    """A package of the user's own: a class, an alias of something defined elsewhere, a constant,
+    a broken module.
+    """
     folder = tmp_path / "my_package"
     folder.mkdir()
     (folder / "__init__.py").write_text("")
@@ -32,8 +43,12 @@ def test_a_name_outside_the_list_is_refused_with_what_is_accepted_and_how_to_add
     with pytest.raises(TargetNotAllowedError) as refused:
         check_target_names({"stopping": {"_target_": "os.system"}}, ())
     said = str(refused.value)
-    assert said.startswith("stopping._target_: found 'os.system'; accepted here: autotune.search.stopping.")
-    assert said.endswith("and what allowed_targets=[os] on the command line adds, if you trust that code")
+    assert said.startswith(
+        "stopping._target_: found 'os.system'; accepted here: autotune.search.stopping."
+    )
+    assert said.endswith(
+        "and what allowed_targets=[os] on the command line adds, if you trust that code"
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,9 +56,18 @@ def test_a_name_outside_the_list_is_refused_with_what_is_accepted_and_how_to_add
     [
         ({"model": {"b": {"_target_": "os.system"}}}, "model.b._target_"),
         ({"model": [{"_target_": "torch.nn.ReLU"}, {"_target_": "os.system"}]}, "model.1._target_"),
-        ({"model": {"_target_": "torch.nn.ReLU", "inner": {"_target_": "os.system"}}}, "model.inner._target_"),
-        ({"model": {"_target_": "torch.nn.ReLU", "_args_": [[{"_target_": "os.system"}]]}}, "model._args_.0.0._target_"),
-        ({"target": {"constraints": {"loss": {"_target_": "os.system"}}}}, "target.constraints.loss._target_"),
+        (
+            {"model": {"_target_": "torch.nn.ReLU", "inner": {"_target_": "os.system"}}},
+            "model.inner._target_",
+        ),
+        (
+            {"model": {"_target_": "torch.nn.ReLU", "_args_": [[{"_target_": "os.system"}]]}},
+            "model._args_.0.0._target_",
+        ),
+        (
+            {"target": {"constraints": {"loss": {"_target_": "os.system"}}}},
+            "target.constraints.loss._target_",
+        ),
     ],
 )
 def test_a_nested_name_is_held_against_the_list_too(config: dict[str, object], where: str) -> None:
@@ -98,7 +122,10 @@ def test_components_of_a_key_are_found(key: str, name: str) -> None:
     assert resolve_target(name, (), f"{key}._target_").__name__ == name.rpartition(".")[2]
 
 
-@pytest.mark.parametrize(("key", "name"), [(key, name) for key, names in shipped_components().items() for name in sorted(names)])
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [(key, name) for key, names in shipped_components().items() for name in sorted(names)],
+)
 def test_every_component_that_conf_names_is_found(key: str, name: str) -> None:
     assert callable(resolve_target(name, (), f"{key}._target_"))
 
@@ -118,7 +145,10 @@ def test_every_component_that_conf_names_is_found(key: str, name: str) -> None:
 )
 def test_what_is_of_another_kind_is_no_component_although_its_name_could_be(name: str) -> None:
     check_target_names({"model": {"_target_": name}}, ())
-    with pytest.raises(TargetNotAllowedError, match=r"^model\._target_: found '.*; accepted here: .* torch\.nn\.NAME, "):
+    with pytest.raises(
+        TargetNotAllowedError,
+        match=r"^model\._target_: found '.*; accepted here: .* torch\.nn\.NAME, ",
+    ):
         resolve_target(name, (), "model._target_")
 
 
@@ -149,16 +179,24 @@ def test_a_name_cannot_reach_through_a_module_to_what_that_imported(name: str) -
 def test_an_object_defined_elsewhere_is_refused_with_a_hint_at_where(user_package: str) -> None:
     with pytest.raises(TargetNotAllowedError) as refused:
         resolve_target("my_package.net.Ordered", [user_package], "model._target_")
-    assert str(refused.value).startswith("model._target_: found 'my_package.net.Ordered', which collections defines; accepted here: ")
+    assert str(refused.value).startswith(
+        "model._target_: found 'my_package.net.Ordered', which collections defines; accepted here: "
+    )
     assert "allowed_targets=[collections] on the command line" in str(refused.value)
 
 
 def test_a_package_of_the_users_own_is_found_once_it_is_added(user_package: str) -> None:
     node = {"_target_": "my_package.net.Net", "width": 3}
-    with pytest.raises(TargetNotAllowedError, match=r"allowed_targets=\[my_package\] on the command line adds, if you trust that code$"):
+    with pytest.raises(
+        TargetNotAllowedError,
+        match=r"allowed_targets=\[my_package\] on the command line adds, if you trust that code$",
+    ):
         build(node, (), "model")
     assert build(node, (user_package,), "model").width == 3
-    assert resolve_target("my_package.net.Ordered", (user_package, "collections"), "model").__name__ == "OrderedDict"
+    assert (
+        resolve_target("my_package.net.Ordered", (user_package, "collections"), "model").__name__
+        == "OrderedDict"
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,15 +204,25 @@ def test_a_package_of_the_users_own_is_found_once_it_is_added(user_package: str)
     [
         ("my_package.nat.Net", r"my_package has no nat\.Net$"),
         ("my_package.net.Nat", r"my_package\.net has no Nat$"),
-        ("my_package.broken.Net", r"importing my_package\.broken\S* failed: No module named 'a_package_that_is_not_there'$"),
+        (
+            "my_package.broken.Net",
+            (
+                r"importing my_package\.broken\S* failed: No module named"
+                r" 'a_package_that_is_not_there'$"
+            ),
+        ),
         (
             "my_package_2.Net",
             r"no module 'my_package_2' is installed, in the working folder",
         ),
     ],
 )
-def test_a_name_that_stands_for_nothing_says_what_is_missing(user_package: str, name: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=r"^model\._target_: " + name.replace(".", r"\.") + ": " + message) as refused:
+def test_a_name_that_stands_for_nothing_says_what_is_missing(
+    user_package: str, name: str, message: str
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^model\._target_: " + name.replace(".", r"\.") + ": " + message
+    ) as refused:
         resolve_target(name, (user_package, "my_package_2"), "model._target_")
     assert not isinstance(refused.value, TargetNotAllowedError)
 
@@ -185,21 +233,33 @@ def test_a_constant_is_no_target(user_package: str) -> None:
 
 
 def test_building_checks_nested_targets_by_where_they_are_defined() -> None:
-    node = {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "torch.nn.modules.os.system", "_args_": ["true"]}]}
+    node = {
+        "_target_": "torch.nn.Sequential",
+        "_args_": [{"_target_": "torch.nn.modules.os.system", "_args_": ["true"]}],
+    }
     with pytest.raises(ConfigError, match=r"^model\._args_\.0\._target_: "):
         build_partial(node, (), "model")
 
 
 def test_a_text_cannot_become_a_target_while_it_is_built() -> None:
     text = '${oc.create:"{_target_: webbrowser.get}"}'
-    node = {"_target_": "torch.nn.CrossEntropyLoss", "inner": text, "weight": {"_target_": "torch.nn.Identity"}}
+    node = {
+        "_target_": "torch.nn.CrossEntropyLoss",
+        "inner": text,
+        "weight": {"_target_": "torch.nn.Identity"},
+    }
     assert build_partial(node, (), "loss").keywords["inner"] == text
 
 
 def test_building_makes_the_object_and_its_nested_ones() -> None:
-    assert build({"_target_": "autotune.objective.AmortisedTime", "num_trainings": 3}, (), "objective") == AmortisedTime(num_trainings=3)
+    assert build(
+        {"_target_": "autotune.objective.AmortisedTime", "num_trainings": 3}, (), "objective"
+    ) == AmortisedTime(num_trainings=3)
     net = build(
-        {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 3}]},
+        {
+            "_target_": "torch.nn.Sequential",
+            "_args_": [{"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 3}],
+        },
         (),
         "model",
     )
@@ -207,7 +267,9 @@ def test_building_makes_the_object_and_its_nested_ones() -> None:
 
 
 def test_a_target_that_refuses_its_values_is_one_line_with_the_values() -> None:
-    made = build_partial({"_target_": "autotune.objective.AmortisedTime", "num_training": 3}, (), "objective")
+    made = build_partial(
+        {"_target_": "autotune.objective.AmortisedTime", "num_training": 3}, (), "objective"
+    )
     with pytest.raises(ConfigError) as refused:
         call(made, "objective")
     message = str(refused.value)

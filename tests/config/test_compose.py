@@ -26,7 +26,9 @@ WriteExperiment = Callable[[str, str | bytes], str]
 
 @pytest.fixture
 def write_experiment(tmp_path: Path) -> WriteExperiment:
-    """Writes a file of the user's own, by its path in their config folder, and returns that folder."""
+    """Writes a file of the user's own, by its path in their config folder, and returns that
+    folder.
+    """
 
     def write(name: str, content: str | bytes) -> str:
         path = tmp_path / name
@@ -47,7 +49,8 @@ def refusal(*overrides: str, config_dirs: tuple[str, ...] = ()) -> str:
     return message
 
 
-def test_an_experiment_composes() -> None:  # every one of them, with every branch, in test_space_files.py
+# every one of them, with every branch, in test_space_files.py
+def test_an_experiment_composes() -> None:
     experiment = EXPERIMENTS[0]
     composed = Composer([f"experiment={experiment}"]).compose()
     assert isinstance(composed.config, Config)
@@ -78,27 +81,53 @@ def test_composing_leaves_hydras_global_state_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("experiment=cn", f"experiment=cn: accepted are {', '.join(EXPERIMENTS)} (did you mean cnn?)"),
+        (
+            "experiment=cn",
+            f"experiment=cn: accepted are {', '.join(EXPERIMENTS)} (did you mean cnn?)",
+        ),
         ("optimizer=sdg", f"optimizer=sdg: accepted are {OPTIMIZERS} (did you mean sgd?)"),
-        ("optimiser=sgd", "optimiser: no such key (did you mean optimizer?); accepted keys are shown by --cfg job"),
-        ("epocs=3", "epocs: no such key (did you mean epochs?); accepted keys are shown by --cfg job"),
+        (
+            "optimiser=sgd",
+            (
+                "optimiser: no such key (did you mean optimizer?); accepted keys are shown by"
+                " --cfg job"
+            ),
+        ),
+        (
+            "epocs=3",
+            "epocs: no such key (did you mean epochs?); accepted keys are shown by --cfg job",
+        ),
         ("+experiment=mlp", "+experiment=mlp: accepted is experiment=mlp"),
         ("+optimizer=adamw", "+optimizer=adamw: accepted is optimizer=adamw"),
         ("++optimizer=adamw", "++optimizer=adamw: accepted is optimizer=adamw"),
-        ("experiment=cnn,mlp", "experiment=cnn,mlp: accepted is one NAME; for a study of each, run the command twice"),
+        (
+            "experiment=cnn,mlp",
+            "experiment=cnn,mlp: accepted is one NAME; for a study of each, run the command twice",
+        ),
         (
             "search.sampler.num_candidates=64",
-            "search.sampler.num_candidates: no such key; accepted keys are shown by --cfg job; another argument is added with a plus: "
-            "+search.sampler.num_candidates=VALUE",
+            (
+                "search.sampler.num_candidates: no such key; accepted keys are shown by --cfg job;"
+                " another argument is added with a plus: +search.sampler.num_candidates=VALUE"
+            ),
         ),
         (
             "optimizer.momentums=0.5",
-            "optimizer.momentums: no such key (did you mean optimizer.momentum?); accepted keys are shown by --cfg job",
+            (
+                "optimizer.momentums: no such key (did you mean optimizer.momentum?); accepted keys"
+                " are shown by --cfg job"
+            ),
         ),
         ("+epocs=3", "epocs: Key 'epocs' not in 'Config'"),
         ("epochs=many", "epochs: Value 'many' of type 'str' could not be converted to Float"),
-        ("batch_size=many", "batch_size: Value 'many' of type 'str' could not be converted to Integer"),
-        ("batch_size=1.5", "batch_size: Value '1.5' of type 'float' could not be converted to Integer"),
+        (
+            "batch_size=many",
+            "batch_size: Value 'many' of type 'str' could not be converted to Integer",
+        ),
+        (
+            "batch_size=1.5",
+            "batch_size: Value '1.5' of type 'float' could not be converted to Integer",
+        ),
         ("epochs=null", "epochs: Incompatible value 'None' for field of type 'float'"),
         ("epochs=${nope}", "epochs: Interpolation key 'nope' not found"),
         ("target=3", "target: found 3, accepted is a mapping"),
@@ -106,31 +135,81 @@ def test_composing_leaves_hydras_global_state_as_it_was() -> None:
         ("device=gpu", "device: found 'gpu', accepted are auto, cpu, cuda, mps, xpu"),
         ("target.mode=up", "target.mode: found 'up', accepted are max, min"),
         ("model=3", "model=3: accepted is GROUP=NAME with the name of one of the group's files"),
-        ("=3", "'=3': not an override; accepted is key=value (quote values with special characters: 'key=\"a b\"')"),
-        ('+=""', "'+=\"\"': not an override; accepted is key=value (quote values with special characters: 'key=\"a b\"')"),
+        (
+            "=3",
+            (
+                "'=3': not an override; accepted is key=value (quote values with special"
+                " characters: 'key=\"a b\"')"
+            ),
+        ),
+        (
+            '+=""',
+            (
+                "'+=\"\"': not an override; accepted is key=value (quote values with special"
+                " characters: 'key=\"a b\"')"
+            ),
+        ),
         ("experiment=[[[[]]]]", "experiment=[[[[]]]]: found a list, accepted is one of "),
         ("hydra.searchpath=[a]", "hydra.searchpath=[a]: accepted is --config-dir DIR"),
-        ("optimizer=null", "optimizer=null: accepted is GROUP=NAME with the name of one of the group's files"),
+        (
+            "optimizer=null",
+            "optimizer=null: accepted is GROUP=NAME with the name of one of the group's files",
+        ),
         (
             "model={width: [8]}",
-            "model: is a config group; accepted is the name of one of its files, or a key in it as in model.KEY=value",
+            (
+                "model: is a config group; accepted is the name of one of its files, or a key in it"
+                " as in model.KEY=value"
+            ),
         ),
         ("~epochs", "~epochs: a key cannot be taken out; accepted is key=value"),
-        ("epochs", "'epochs': not an override; accepted is key=value (quote values with special characters: 'key=\"a b\"')"),
-        ("a b=3", "'a b=3': not an override; accepted is key=value (quote values with special characters: 'key=\"a b\"')"),
-        ("allowed_targets=3", "allowed_targets=3: accepted is a list of package names, as in allowed_targets=[my_package]"),
-        ("allowed_targets=[3]", "allowed_targets=[3]: accepted is a list of package names, as in allowed_targets=[my_package]"),
+        (
+            "epochs",
+            (
+                "'epochs': not an override; accepted is key=value (quote values with special"
+                " characters: 'key=\"a b\"')"
+            ),
+        ),
+        (
+            "a b=3",
+            (
+                "'a b=3': not an override; accepted is key=value (quote values with special"
+                " characters: 'key=\"a b\"')"
+            ),
+        ),
+        (
+            "allowed_targets=3",
+            (
+                "allowed_targets=3: accepted is a list of package names, as in"
+                " allowed_targets=[my_package]"
+            ),
+        ),
+        (
+            "allowed_targets=[3]",
+            (
+                "allowed_targets=[3]: accepted is a list of package names, as in"
+                " allowed_targets=[my_package]"
+            ),
+        ),
     ],
 )
-def test_a_mistake_on_the_command_line_is_one_line_with_its_key(override: str, message: str) -> None:
-    assert refusal(override).startswith(message) if message.endswith(" ") else refusal(override) == message
+def test_a_mistake_on_the_command_line_is_one_line_with_its_key(
+    override: str, message: str
+) -> None:
+    assert (
+        refusal(override).startswith(message)
+        if message.endswith(" ")
+        else refusal(override) == message
+    )
 
 
 @pytest.mark.parametrize("found", ["[sgd,lion]", "[sgd,adamw]", "[sgd,{a: 1}]", "[sgd]", "[]"])
 def test_a_list_of_a_groups_options_is_refused_with_where_to_write_it(found: str) -> None:
-    assert refusal(f"optimizer={found}") == (
-        f"optimizer={found}: found a list, accepted is one of {OPTIMIZERS}; "
-        "to search over several, list them in a search space (optimizer: [A, B]) or write optimizer=choice(A,B)"
+    assert (
+        refusal(f"optimizer={found}")
+        == f"optimizer={found}: found a list, accepted is one of {OPTIMIZERS}; to search over"
+        " several, list them in a search space (optimizer: [A, B]) or write"
+        " optimizer=choice(A,B)"
     )
 
 
@@ -147,30 +226,68 @@ HEADER = "# @package _global_\n"
     ("content", "parts"),
     [
         (HEADER + "search: [1\nbatch_size: 2\n", ["{path}", "line 3", "expected ',' or ']'"]),
-        (HEADER + "search:\n\tnum_trials: 3\n", ["{path}", "line 3", "'\\t' that cannot start any token"]),
+        (
+            HEADER + "search:\n\tnum_trials: 3\n",
+            ["{path}", "line 3", "'\\t' that cannot start any token"],
+        ),
         (HEADER + "epochs: 1\nepochs: 2\n", ["{path}", "line 3", "epochs: stands twice"]),
         (b"\xff\xfe\x00\x80", ["{path}: cannot be read: it is not UTF-8"]),
         (b"epochs: \x00", ["{path}", "special characters are not allowed"]),
         (b"", ["experiment=mine: the file's first line must be: # @package _global_"]),
         ("epochs: 3\n", ["experiment=mine: the file's first line must be: # @package _global_"]),
-        (HEADER + "- a\n", ["experiment/mine", "{path}: found a list, accepted is a mapping of keys to values"]),
+        (
+            HEADER + "- a\n",
+            ["experiment/mine", "{path}: found a list, accepted is a mapping of keys to values"],
+        ),
         ("# @package a b\nepochs: 3\n", ["Too many components in '@package a b'"]),
         (HEADER + "epocs: 3\n", ["epocs: Key 'epocs' not in 'Config'"]),
-        (HEADER + "epochs: many\n", ["epochs: Value 'many' of type 'str' could not be converted to Float"]),
-        (HEADER + "epochs: ${nope\n", ["{path}: epochs: found ${ with more than a key, accepted in a file is ${KEY}"]),
-        (HEADER + "defaults: [override /optimizer: sdg]\n", [f"optimizer=sdg: accepted are {OPTIMIZERS} (did you mean sgd?)"]),
+        (
+            HEADER + "epochs: many\n",
+            ["epochs: Value 'many' of type 'str' could not be converted to Float"],
+        ),
+        (
+            HEADER + "epochs: ${nope\n",
+            ["{path}: epochs: found ${ with more than a key, accepted in a file is ${KEY}"],
+        ),
+        (
+            HEADER + "defaults: [override /optimizer: sdg]\n",
+            [f"optimizer=sdg: accepted are {OPTIMIZERS} (did you mean sgd?)"],
+        ),
         (
             HEADER + "defaults: [override /optimizer: [sgd, lion]]\n",
-            ["optimizer/lion: no such file; the defaults list of config, or of a file that overrides it, names it"],
+            [
+                "optimizer/lion: no such file; the defaults list of config, or of a file that"
+                " overrides it, names it"
+            ],
         ),
-        (HEADER + "defaults: [nope]\n", ["experiment/nope: no such file; the defaults list of experiment/mine, "]),
-        (HEADER + "confirm: none\n", ["confirm: found 'none' in a file", "an entry of the defaults list: override /confirm: none"]),
-        (HEADER + "optimizer: adamw\n", ["optimizer: found 'adamw' in a file where optimizer=sgd has keys"]),
-        (HEADER + "defaults: 3\n", ["experiment/mine", "{path}: defaults: found a int, accepted is a list"]),
-        (HEADER + "model: {inner: [{_target_: os.system}]}\n", ["model.inner.0._target_: found 'os.system'; accepted here: "]),
+        (
+            HEADER + "defaults: [nope]\n",
+            ["experiment/nope: no such file; the defaults list of experiment/mine, "],
+        ),
+        (
+            HEADER + "confirm: none\n",
+            [
+                "confirm: found 'none' in a file",
+                "an entry of the defaults list: override /confirm: none",
+            ],
+        ),
+        (
+            HEADER + "optimizer: adamw\n",
+            ["optimizer: found 'adamw' in a file where optimizer=sgd has keys"],
+        ),
+        (
+            HEADER + "defaults: 3\n",
+            ["experiment/mine", "{path}: defaults: found a int, accepted is a list"],
+        ),
+        (
+            HEADER + "model: {inner: [{_target_: os.system}]}\n",
+            ["model.inner.0._target_: found 'os.system'; accepted here: "],
+        ),
     ],
 )
-def test_a_mistake_in_a_file_is_one_line_that_finds_it(content: str | bytes, parts: list[str], write_experiment: WriteExperiment) -> None:
+def test_a_mistake_in_a_file_is_one_line_that_finds_it(
+    content: str | bytes, parts: list[str], write_experiment: WriteExperiment
+) -> None:
     folder = write_experiment("experiment/mine.yaml", content)
     message = refusal("experiment=mine", config_dirs=(folder,))
     for part in parts:
@@ -185,31 +302,66 @@ def test_a_file_that_may_not_be_read_is_one_line(write_experiment: WriteExperime
 
 
 def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    assert refusal("experiment=cnn", config_dirs=(f"{tmp_path}/nope",)) == f"--config-dir {tmp_path}/nope: no such folder"
+    assert (
+        refusal("experiment=cnn", config_dirs=(f"{tmp_path}/nope",))
+        == f"--config-dir {tmp_path}/nope: no such folder"
+    )
 
 
 def test_an_argument_of_ones_own_function_is_suggested(write_experiment: WriteExperiment) -> None:
-    folder = write_experiment("experiment/mine.yaml", HEADER + "training: {_target_: my_module.fit, hidden: 3, lr: 0.1}\n")
+    folder = write_experiment(
+        "experiment/mine.yaml", HEADER + "training: {_target_: my_module.fit, hidden: 3, lr: 0.1}\n"
+    )
     said = refusal("experiment=mine", "training.hiden=3", config_dirs=(folder,))
-    assert said == "training.hiden: no such key (did you mean training.hidden?); accepted keys are shown by --cfg job"
+    assert (
+        said
+        == "training.hiden: no such key (did you mean training.hidden?); accepted keys are shown by"
+        " --cfg job"
+    )
     said = refusal("experiment=mine", "training.accumulation_steps=3", config_dirs=(folder,))
-    assert said.endswith("; another argument is added with a plus: +training.accumulation_steps=VALUE")
+    assert said.endswith(
+        "; another argument is added with a plus: +training.accumulation_steps=VALUE"
+    )
 
 
-def test_an_experiment_of_ones_own_runs_by_name_beside_the_shipped_ones(write_experiment: WriteExperiment) -> None:
-    folder = write_experiment("experiment/mine.yaml", HEADER + "defaults: [override /optimizer: adamw]\nepochs: 3\n")
+def test_an_experiment_of_ones_own_runs_by_name_beside_the_shipped_ones(
+    write_experiment: WriteExperiment,
+) -> None:
+    folder = write_experiment(
+        "experiment/mine.yaml", HEADER + "defaults: [override /optimizer: adamw]\nepochs: 3\n"
+    )
     composed = Composer(["experiment=mine", "optimizer.lr=0.5"], [folder]).compose()
-    assert (composed.plain["epochs"], composed.lookup("optimizer"), composed.lookup("optimizer.lr")) == (3, "adamw", 0.5)
-    assert refusal("experiment=min", config_dirs=(folder,)).startswith("experiment=min: accepted are cifar10_speed, ")
+    assert (
+        composed.plain["epochs"],
+        composed.lookup("optimizer"),
+        composed.lookup("optimizer.lr"),
+    ) == (3, "adamw", 0.5)
+    assert refusal("experiment=min", config_dirs=(folder,)).startswith(
+        "experiment=min: accepted are cifar10_speed, "
+    )
     assert refusal("experiment=min", config_dirs=(folder,)).endswith(" (did you mean mine?)")
-    assert Composer(["experiment=cnn"], [folder]).compose().plain == Composer(["experiment=cnn"]).compose().plain
+    assert (
+        Composer(["experiment=cnn"], [folder]).compose().plain
+        == Composer(["experiment=cnn"]).compose().plain
+    )
 
 
-def test_options_in_folders_are_chosen_and_told_by_their_paths(write_experiment: WriteExperiment) -> None:
-    folder = write_experiment("experiment/vision/deep.yaml", HEADER + "defaults: [{override /model: nets/wide}]\n")
-    write_experiment("model/nets/wide.yaml", "_target_: autotune.workloads.simple_cnn.SimpleCNN\nwidths: [64, 64]\nnorm: none\n")
+def test_options_in_folders_are_chosen_and_told_by_their_paths(
+    write_experiment: WriteExperiment,
+) -> None:
+    folder = write_experiment(
+        "experiment/vision/deep.yaml", HEADER + "defaults: [{override /model: nets/wide}]\n"
+    )
+    write_experiment(
+        "model/nets/wide.yaml",
+        "_target_: autotune.workloads.simple_cnn.SimpleCNN\nwidths: [64, 64]\nnorm: none\n",
+    )
     composed = Composer(["experiment=vision/deep"], [folder]).compose()
-    assert (composed.lookup("experiment"), composed.lookup("model"), composed.lookup("model.widths")) == (
+    assert (
+        composed.lookup("experiment"),
+        composed.lookup("model"),
+        composed.lookup("model.widths"),
+    ) == (
         "vision/deep",
         "nets/wide",
         [64, 64],
@@ -223,15 +375,23 @@ def test_options_in_folders_are_chosen_and_told_by_their_paths(write_experiment:
     assert "nets/wide" in refusal("model=nets/wid", config_dirs=(folder,))
 
 
-def test_a_folder_with_a_space_and_a_quote_in_its_name_is_read(write_experiment: WriteExperiment) -> None:
+def test_a_folder_with_a_space_and_a_quote_in_its_name_is_read(
+    write_experiment: WriteExperiment,
+) -> None:
     folder = write_experiment("it's mine, too/experiment/mine.yaml", HEADER + "epochs: 3\n")
-    assert Composer(["experiment=mine"], [f"{folder}/it's mine, too"]).compose().plain["epochs"] == 3
+    assert (
+        Composer(["experiment=mine"], [f"{folder}/it's mine, too"]).compose().plain["epochs"] == 3
+    )
 
 
-def test_a_file_that_a_shipped_one_of_its_name_would_hide_is_refused(write_experiment: WriteExperiment) -> None:
+def test_a_file_that_a_shipped_one_of_its_name_would_hide_is_refused(
+    write_experiment: WriteExperiment,
+) -> None:
     folder = write_experiment("experiment/cnn.yaml", HEADER + "epochs: 3\n")
-    assert refusal("experiment=cnn", config_dirs=(folder,)) == (
-        f"experiment=cnn: autotune ships a file of this name, which hides {folder}/experiment/cnn.yaml; accepted is another name"
+    assert (
+        refusal("experiment=cnn", config_dirs=(folder,))
+        == "experiment=cnn: autotune ships a file of this name, which hides"
+        f" {folder}/experiment/cnn.yaml; accepted is another name"
     )
     write_experiment("experiment/cnn.yaml", (CONF / "experiment" / "cnn.yaml").read_bytes())
     assert Composer(["experiment=cnn"], [folder]).compose().choices["experiment"] == "cnn"
@@ -241,16 +401,22 @@ def test_a_file_that_a_shipped_one_of_its_name_would_hide_is_refused(write_exper
 
 
 def test_a_file_cannot_let_code_in_by_itself(write_experiment: WriteExperiment) -> None:
-    folder = write_experiment("experiment/mine.yaml", HEADER + "allowed_targets: [os]\nmodel: {_target_: os.system}\n")
-    assert refusal("experiment=mine", config_dirs=(folder,)) == (
-        "allowed_targets: found ['os'] in a file; it is read from the command line only: add allowed_targets=[os] if you trust that code"
+    folder = write_experiment(
+        "experiment/mine.yaml", HEADER + "allowed_targets: [os]\nmodel: {_target_: os.system}\n"
+    )
+    assert (
+        refusal("experiment=mine", config_dirs=(folder,))
+        == "allowed_targets: found ['os'] in a file; it is read from the command line only: add"
+        " allowed_targets=[os] if you trust that code"
     )
 
 
 def test_the_command_line_lets_a_package_in() -> None:
     with pytest.raises(TargetNotAllowedError):
         Composer(["model._target_=my_package.Net"]).compose()
-    composed = Composer(["model._target_=my_package.Net", "allowed_targets=my_package", "allowed_targets=[other]"]).compose()
+    composed = Composer(
+        ["model._target_=my_package.Net", "allowed_targets=my_package", "allowed_targets=[other]"]
+    ).compose()
     assert composed.trial.allowed_targets == ("my_package", "other")
 
 
@@ -269,15 +435,21 @@ def points(draw: st.DrawFn, space: SearchSpace) -> dict[str, object]:
             values |= draw(points(beneath))
         else:
             low, high = parameter.ends()
-            numbers = st.floats(low, high) if isinstance(parameter, Float) else st.integers(low, high)
-            values[key] = draw(st.sampled_from([low, high]) if isinstance(parameter, PowerOfTwo) else numbers)
+            numbers = (
+                st.floats(low, high) if isinstance(parameter, Float) else st.integers(low, high)
+            )
+            values[key] = draw(
+                st.sampled_from([low, high]) if isinstance(parameter, PowerOfTwo) else numbers
+            )
     return values
 
 
 @pytest.mark.slow
 @given(values=points(SPACE), seed=st.integers(0, 2**31))
 @settings(max_examples=10, deadline=None)
-def test_a_suggestion_composes_to_what_hydra_makes_of_its_overrides(values: dict[str, object], seed: int) -> None:
+def test_a_suggestion_composes_to_what_hydra_makes_of_its_overrides(
+    values: dict[str, object], seed: int
+) -> None:
     suggestion = Suggestion(values)
     kept = COMPOSER.compose_suggestion(suggestion, seed=seed)
     anew = COMPOSER.compose([*suggestion.as_overrides(), f"seed={seed}"])
@@ -297,14 +469,30 @@ def test_options_put_together_are_what_hydra_makes_of_them(experiment: str) -> N
         assert repr(kept) == repr(composer.compose([*suggestion.as_overrides(), "seed=7"]))
 
 
-def test_hydra_composes_an_option_once_and_not_each_set_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hydra_composes_an_option_once_and_not_each_set_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     composer, composed = Composer(["experiment=cnn_smoke"]), []
     hydra_compose = composer.files.compose
-    monkeypatch.setattr(composer.files, "compose", lambda overrides: composed.append(overrides[1:]) or hydra_compose(overrides))
+    monkeypatch.setattr(
+        composer.files,
+        "compose",
+        lambda overrides: composed.append(overrides[1:]) or hydra_compose(overrides),
+    )
     for optimizer in ("sgd", "adamw"):
         for lr_schedule in ("constant", "cosine"):
-            composer.compose_suggestion(Suggestion({"optimizer": optimizer, "lr_schedule": lr_schedule}), seed=0)
-    assert sorted(composed) == sorted([[], ["optimizer=sgd"], ["optimizer=adamw"], ["lr_schedule=constant"], ["lr_schedule=cosine"]])
+            composer.compose_suggestion(
+                Suggestion({"optimizer": optimizer, "lr_schedule": lr_schedule}), seed=0
+            )
+    assert sorted(composed) == sorted(
+        [
+            [],
+            ["optimizer=sgd"],
+            ["optimizer=adamw"],
+            ["lr_schedule=constant"],
+            ["lr_schedule=cosine"],
+        ]
+    )
 
 
 @pytest.mark.parametrize(
@@ -330,7 +518,9 @@ def test_options_that_change_other_things_compose_to_what_hydra_makes_of_them(
     experiment = "own" if file == "experiment/own.yaml" else "cnn"
     composer = Composer([f"experiment={experiment}"], [write_experiment(file, content)])
     suggestion = Suggestion(values)
-    assert repr(composer.compose_suggestion(suggestion, seed=7)) == repr(composer.compose([*suggestion.as_overrides(), "seed=7"]))
+    assert repr(composer.compose_suggestion(suggestion, seed=7)) == repr(
+        composer.compose([*suggestion.as_overrides(), "seed=7"])
+    )
 
 
 def test_one_suggestion_leaves_nothing_behind_for_the_next() -> None:
@@ -344,13 +534,18 @@ def test_one_suggestion_leaves_nothing_behind_for_the_next() -> None:
     ("values", "message"),
     [
         ({"optimizer": "adam"}, f"optimizer=adam: accepted are {OPTIMIZERS} (did you mean adamw?)"),
-        ({"optimizer": "adamw", "optimizer.momentum": 0.5}, "optimizer.momentum: Key 'momentum' is not in struct"),
+        (
+            {"optimizer": "adamw", "optimizer.momentum": 0.5},
+            "optimizer.momentum: Key 'momentum' is not in struct",
+        ),
         ({"epochs": "many"}, "epochs: Value 'many' of type 'str' could not be converted to Float"),
         ({"epochs": 0}, "epochs: found 0.0, accepted is above 0"),
         ({"model._target_": "os.system"}, "model._target_: found 'os.system'; accepted here: "),
     ],
 )
-def test_a_point_that_no_training_can_run_is_an_invalid_trial(values: dict[str, object], message: str) -> None:
+def test_a_point_that_no_training_can_run_is_an_invalid_trial(
+    values: dict[str, object], message: str
+) -> None:
     with pytest.raises(InvalidTrialError) as refused:
         COMPOSER.compose_suggestion(Suggestion(values), seed=0)
     assert str(refused.value).startswith(message)
@@ -362,7 +557,9 @@ def test_a_point_that_no_training_can_run_is_an_invalid_trial(values: dict[str, 
 
 def test_the_configuration_is_printed_as_yaml_in_parts() -> None:
     composer = Composer(["experiment=cnn", "epochs=7"])
-    job, hydra_part, both = (composer.config_yaml(each, resolve=False) for each in ("job", "hydra", "all"))
+    job, hydra_part, both = (
+        composer.config_yaml(each, resolve=False) for each in ("job", "hydra", "all")
+    )
     assert "epochs: 7\n" in job
     assert "hydra:" not in job
     assert hydra_part.startswith("hydra:")
@@ -378,12 +575,24 @@ def test_interpolations_are_resolved_where_asked() -> None:
 
 def test_a_command_line_comes_apart_into_groups_and_values_of_a_training() -> None:
     overrides = [
-        "experiment=cnn", "optimizer=adamw", "optimizer.lr=0.5", "model.widths=[1,2]", "target.value=0.9", "search.num_trials=3",
-        "study.name=x", "tracking=none", "+model.extra={a: 'b c'}",
-    ]  # fmt: skip
+        "experiment=cnn",
+        "optimizer=adamw",
+        "optimizer.lr=0.5",
+        "model.widths=[1,2]",
+        "target.value=0.9",
+        "search.num_trials=3",
+        "study.name=x",
+        "tracking=none",
+        "+model.extra={a: 'b c'}",
+    ]
     groups, values = split_overrides(Composer(overrides), overrides)
     assert groups == {"optimizer": "adamw"}
-    assert values == {"optimizer.lr": 0.5, "model.widths": [1, 2], "target.value": 0.9, "model.extra": {"a": "b c"}}
+    assert values == {
+        "optimizer.lr": 0.5,
+        "model.widths": [1, 2],
+        "target.value": 0.9,
+        "model.extra": {"a": "b c"},
+    }
 
 
 def test_every_key_of_the_configuration_is_of_a_training_or_of_the_study() -> None:
@@ -394,7 +603,10 @@ def test_every_key_of_the_configuration_is_of_a_training_or_of_the_study() -> No
 def test_a_point_is_composed_once_for_all_who_ask_for_it() -> None:
     composer = Composer(["experiment=cnn"])
     first = composer.compose_suggestion(Suggestion({"optimizer.lr": 0.1, "batch_size": 32}), seed=1)
-    assert composer.compose_suggestion(Suggestion({"batch_size": 32, "optimizer.lr": 0.1}), seed=1) is first
+    assert (
+        composer.compose_suggestion(Suggestion({"batch_size": 32, "optimizer.lr": 0.1}), seed=1)
+        is first
+    )
     other = composer.compose_suggestion(Suggestion({"batch_size": 32, "optimizer.lr": 0.1}), seed=2)
     assert (first.trial.seed, other.trial.seed) == (1, 2)
     for seed in range(3, 80):

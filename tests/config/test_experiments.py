@@ -11,10 +11,14 @@ from autotune.execution.settings import study_name
 
 def test_experiments_are_told_with_their_first_comment(tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\n# What mine does.\nepochs: 3\n")
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\n# What mine does.\nepochs: 3\n"
+    )
     found = dict(experiments([str(tmp_path)]))
     assert found["mine"] == "What mine does."
-    assert found.keys() - {"mine"} == {each.stem for each in (shipped_folder("conf") / "experiment").glob("*.yaml")}
+    assert found.keys() - {"mine"} == {
+        each.stem for each in (shipped_folder("conf") / "experiment").glob("*.yaml")
+    }
     assert all(found.values()), "every shipped experiment says what it is"
     assert "  mine " in experiments_help([str(tmp_path)])
 
@@ -28,7 +32,13 @@ def test_an_experiment_in_a_folder_is_called_by_its_path(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("what", "begin"),
-    [("cnn", "cnn"), ("vision/deep", "vision_deep"), ("compare-a/b-and-c", "compare-a_b-and-c"), ("_mine", "mine"), ("über", "study_über")],
+    [
+        ("cnn", "cnn"),
+        ("vision/deep", "vision_deep"),
+        ("compare-a/b-and-c", "compare-a_b-and-c"),
+        ("_mine", "mine"),
+        ("über", "study_über"),
+    ],
 )
 def test_the_name_of_a_study_is_that_of_a_folder(what: str, begin: str) -> None:
     config = Composer([]).compose().config

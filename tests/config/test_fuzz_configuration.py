@@ -1,4 +1,6 @@
-"""Whatever stands on a command line, in an experiment or in a search space runs or is one line, within seconds; never a traceback."""
+"""Whatever stands on a command line, in an experiment or in a search space runs or is one line,
+within seconds; never a traceback.
+"""
 
 import contextlib
 import io
@@ -22,14 +24,31 @@ from autotune.tune_study import tune_command
 from tests.config.broken import FILES, LINES, SPACES
 from tests.support.fuzz import examples
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of libraries, about values that no user would write
+# of libraries, about values that no user would write
+pytestmark = pytest.mark.filterwarnings("ignore")
 
-_SMALL = ("search_space=[{batch_size:[32,64]}]", "device=cpu", "model.widths=[4]", "experiment=cnn_smoke")
+_SMALL = (
+    "search_space=[{batch_size:[32,64]}]",
+    "device=cpu",
+    "model.widths=[4]",
+    "experiment=cnn_smoke",
+)
 _DRY = ("dry_run=true", "cluster.address=null", "data.download=false")
 _MAX_CPU_SECONDS = 10.0
 """Processor time that no input may take longer than to read or to refuse."""
-_REACHES_OUT = ("address", "download", "storage", "://", "install", "--help", "-h", "_dir", "dry_run")
-"""Parts of arguments that would have a command look for machines, write for the shell, or run a study."""
+_REACHES_OUT = (
+    "address",
+    "download",
+    "storage",
+    "://",
+    "install",
+    "--help",
+    "-h",
+    "_dir",
+    "dry_run",
+)
+"""Parts of arguments that would have a command look for machines, write for the shell, or run a
+study."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,7 +63,10 @@ def _folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def tuned(*arguments: str) -> int | str | None:
-    """Run ``autotune`` as a dry run in this process; its exit code, after a check that a refusal is one line."""
+    """Run ``autotune`` as a dry run in this process.
+
+    Its exit code, after a check that a refusal is one line.
+    """
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -129,22 +151,76 @@ def test_broken_search_spaces_are_one_line_each(composer: Composer) -> None:
 # Random ones.
 
 _TERMS = (
-    "sgd", "adamw", "mlp", "cnn", "cnn_smoke", "null", "true", "false", "a", "_self_", "_target_", "float", "int", "power_of_two",
-    "choice", "log", "???", "torch.nn.Linear", "os.system", "${epochs}", "${oc.env:HOME}", "${model}", "../x", "/etc/passwd",
-    "choice(1,2)", "interval(1,2)", "range(1,9)", "tag(log,interval(1,2))", "type", "low", "high", "step", "choices",
-)  # fmt: skip
+    "sgd",
+    "adamw",
+    "mlp",
+    "cnn",
+    "cnn_smoke",
+    "null",
+    "true",
+    "false",
+    "a",
+    "_self_",
+    "_target_",
+    "float",
+    "int",
+    "power_of_two",
+    "choice",
+    "log",
+    "???",
+    "torch.nn.Linear",
+    "os.system",
+    "${epochs}",
+    "${oc.env:HOME}",
+    "${model}",
+    "../x",
+    "/etc/passwd",
+    "choice(1,2)",
+    "interval(1,2)",
+    "range(1,9)",
+    "tag(log,interval(1,2))",
+    "type",
+    "low",
+    "high",
+    "step",
+    "choices",
+)
 _NAMES = (
-    *(key.name for key in fields(Config)), "optimizer.lr", "model.widths", "model.norm", "data.num_train", "experiment", "defaults",
-    "parallelism.num_workers", "runtime.num_threads", "target.value", "target.mode", "target.constraints", "search.sampler",
-    "search.num_trials", "stopping.cap_margin", "cluster.num_cpus", "confirm.max_runs", "study.name", "model._target_",
-    "optimizer._target_", "search.sampler._target_", "hydra", "hydra.run.dir", "hydra/launcher",
-)  # fmt: skip
+    *(key.name for key in fields(Config)),
+    "optimizer.lr",
+    "model.widths",
+    "model.norm",
+    "data.num_train",
+    "experiment",
+    "defaults",
+    "parallelism.num_workers",
+    "runtime.num_threads",
+    "target.value",
+    "target.mode",
+    "target.constraints",
+    "search.sampler",
+    "search.num_trials",
+    "stopping.cap_margin",
+    "cluster.num_cpus",
+    "confirm.max_runs",
+    "study.name",
+    "model._target_",
+    "optimizer._target_",
+    "search.sampler._target_",
+    "hydra",
+    "hydra.run.dir",
+    "hydra/launcher",
+)
 _LETTERS = st.characters(codec="utf-8", exclude_categories=["Cs"])
 _WORDS = st.one_of(
     st.sampled_from(_TERMS),
     st.text(_LETTERS, max_size=6),
 )
-_NUMBERS = st.one_of(st.integers(-3, 300), st.floats(width=16), st.sampled_from(["1e-3", "1e999", ".nan", ".inf", "0x1F", "1_0", "007"]))
+_NUMBERS = st.one_of(
+    st.integers(-3, 300),
+    st.floats(width=16),
+    st.sampled_from(["1e-3", "1e999", ".nan", ".inf", "0x1F", "1_0", "007"]),
+)
 _KEYS = st.one_of(
     st.sampled_from(_NAMES),
     _WORDS,
@@ -154,18 +230,25 @@ _KEYS = st.one_of(
 def _listed(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     return st.one_of(
         st.lists(inner, max_size=3).map(lambda items: f"[{','.join(items)}]"),
-        st.lists(st.tuples(_WORDS, inner), max_size=3).map(lambda items: "{" + ",".join(f"{key}: {value}" for key, value in items) + "}"),
+        st.lists(st.tuples(_WORDS, inner), max_size=3).map(
+            lambda items: "{" + ",".join(f"{key}: {value}" for key, value in items) + "}"
+        ),
         st.tuples(
-            st.sampled_from(["choice", "range", "interval", "tag", "int", "str", "glob", "sort", "extend_list"]),
+            st.sampled_from(
+                ["choice", "range", "interval", "tag", "int", "str", "glob", "sort", "extend_list"]
+            ),
             st.lists(inner, max_size=3),
         ).map(lambda call: f"{call[0]}({','.join(call[1])})"),
     )
 
 
 _TEXTS = st.recursive(st.one_of(_WORDS, _NUMBERS.map(str), _WORDS.map(repr)), _listed, max_leaves=6)
-_OVERRIDES = st.tuples(st.sampled_from(["", "", "", "+", "++", "~"]), _KEYS, st.sampled_from(["=", "=", "=", "", "==", "@x="]), _TEXTS).map(
-    "".join
-)
+_OVERRIDES = st.tuples(
+    st.sampled_from(["", "", "", "+", "++", "~"]),
+    _KEYS,
+    st.sampled_from(["=", "=", "=", "", "==", "@x="]),
+    _TEXTS,
+).map("".join)
 
 
 @st.composite
@@ -175,13 +258,37 @@ def _damaged(draw: st.DrawFn, texts: st.SearchStrategy[str]) -> str:
     if text and draw(st.booleans()):
         start = draw(st.integers(0, len(text) - 1))
         end = draw(st.integers(start, min(len(text), start + 10)))
-        text = text[:start] + draw(st.one_of(st.just(""), st.text(_LETTERS, max_size=4), st.just(text[start:end] * 2))) + text[end:]
+        text = (
+            text[:start]
+            + draw(
+                st.one_of(st.just(""), st.text(_LETTERS, max_size=4), st.just(text[start:end] * 2))
+            )
+            + text[end:]
+        )
     return text
 
 
-_ARGUMENTS = st.lists(st.one_of(_damaged(_OVERRIDES), st.sampled_from(LINES)), min_size=1, max_size=4)
+_ARGUMENTS = st.lists(
+    st.one_of(_damaged(_OVERRIDES), st.sampled_from(LINES)), min_size=1, max_size=4
+)
 _NODES = st.one_of(
-    _TEXTS, st.sampled_from(["&a 1", "*a", "&a [*a]", "!!int x", "!!python/name:os", "|\n  x", ">-\n  x", "# x", "'", '"', "- a", "? a"])
+    _TEXTS,
+    st.sampled_from(
+        [
+            "&a 1",
+            "*a",
+            "&a [*a]",
+            "!!int x",
+            "!!python/name:os",
+            "|\n  x",
+            ">-\n  x",
+            "# x",
+            "'",
+            '"',
+            "- a",
+            "? a",
+        ]
+    ),
 )
 _FIELDS = st.one_of(
     st.tuples(_KEYS, st.just(": "), _NODES),
@@ -192,17 +299,32 @@ _FIELDS = st.one_of(
 ).map("".join)
 _YAML = _damaged(st.lists(_FIELDS, max_size=5).map("\n".join))
 _EXPERIMENTS = st.one_of(
-    _YAML.map("# @package _global_\n".__add__), _YAML, _damaged(st.sampled_from(FILES)), st.text(_LETTERS, max_size=40)
+    _YAML.map("# @package _global_\n".__add__),
+    _YAML,
+    _damaged(st.sampled_from(FILES)),
+    st.text(_LETTERS, max_size=40),
 )
 _DOMAINS = st.one_of(
     _NODES,
     st.tuples(
         st.sampled_from(["float", "int", "power_of_two", "choice", "x"]),
-        st.lists(st.tuples(st.sampled_from(["low", "high", "step", "log", "choices"]), st.one_of(_NUMBERS.map(str), _TEXTS)), max_size=4),
-    ).map(lambda domain: f"{{type: {domain[0]}" + "".join(f", {key}: {value}" for key, value in domain[1]) + "}"),
+        st.lists(
+            st.tuples(
+                st.sampled_from(["low", "high", "step", "log", "choices"]),
+                st.one_of(_NUMBERS.map(str), _TEXTS),
+            ),
+            max_size=4,
+        ),
+    ).map(
+        lambda domain: (
+            f"{{type: {domain[0]}" + "".join(f", {key}: {value}" for key, value in domain[1]) + "}"
+        )
+    ),
 )
 _SPACES = st.one_of(
-    _damaged(st.lists(st.tuples(_KEYS, st.just(": "), _DOMAINS).map("".join), max_size=4).map("\n".join)),
+    _damaged(
+        st.lists(st.tuples(_KEYS, st.just(": "), _DOMAINS).map("".join), max_size=4).map("\n".join)
+    ),
     _damaged(st.sampled_from(SPACES)),
     st.text(_LETTERS, max_size=40),
 )
@@ -210,7 +332,9 @@ _SPACES = st.one_of(
 
 def _tiers(fast: int, slow: int) -> Any:
     """Parametrisation of a test by ``num_examples``, one value for each tier."""
-    return pytest.mark.parametrize("num_examples", [fast, pytest.param(slow, marks=pytest.mark.slow)])
+    return pytest.mark.parametrize(
+        "num_examples", [fast, pytest.param(slow, marks=pytest.mark.slow)]
+    )
 
 
 def _fuzz(inputs: st.SearchStrategy[Any], check: Callable[[Any], None], num_examples: int) -> None:
@@ -233,5 +357,7 @@ def test_random_experiments_compose_or_are_one_line(num_examples: int) -> None:
 
 
 @_tiers(fast=150, slow=500)
-def test_random_search_spaces_are_read_or_are_one_line(num_examples: int, composer: Composer) -> None:
+def test_random_search_spaces_are_read_or_are_one_line(
+    num_examples: int, composer: Composer
+) -> None:
     _fuzz(_SPACES, lambda content: read_space(content, composer), num_examples)

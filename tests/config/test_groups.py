@@ -33,13 +33,23 @@ def test_another_option_starts_from_its_own_file(folder: str) -> None:
     wanted = Composer(["experiment=cnn", "optimizer=adamw"]).compose().trial
     assert Composer(["optimizer=adamw", "experiment=found"], [folder]).compose().trial == wanted
     suggestion = Suggestion({"optimizer": "adamw"})
-    assert Composer(["experiment=found"], [folder]).compose_suggestion(suggestion, seed=wanted.seed).trial == wanted
+    assert (
+        Composer(["experiment=found"], [folder])
+        .compose_suggestion(suggestion, seed=wanted.seed)
+        .trial
+        == wanted
+    )
 
 
 def test_what_the_command_line_sets_stays(folder: str) -> None:
     line = ["experiment=found", "optimizer=adamw", "optimizer.lr=0.004", "+optimizer.eps=1e-7"]
     optimizer = Composer(line, [folder]).compose().trial.optimizer
-    assert optimizer == {"_target_": "torch.optim.AdamW", "lr": 0.004, "weight_decay": 0.01, "eps": 1e-7}
+    assert optimizer == {
+        "_target_": "torch.optim.AdamW",
+        "lr": 0.004,
+        "weight_decay": 0.01,
+        "eps": 1e-7,
+    }
 
 
 def test_settings_of_the_study_stay_whatever_is_chosen(folder: str) -> None:
@@ -50,19 +60,33 @@ def test_settings_of_the_study_stay_whatever_is_chosen(folder: str) -> None:
 
 @pytest.mark.slow
 def test_values_that_equal_an_options_own_are_not_handed_on_either(folder: str) -> None:
-    (Path(folder) / "experiment" / "chained.yaml").write_text("# @package _global_\ndefaults:\n- same\n- _self_\n")
-    (Path(folder) / "experiment" / "same.yaml").write_text(_EXPERIMENT.replace("lr: 0.3, momentum: 0.85", "lr: 0.01, momentum: 0.9"))
+    (Path(folder) / "experiment" / "chained.yaml").write_text(
+        "# @package _global_\ndefaults:\n- same\n- _self_\n"
+    )
+    (Path(folder) / "experiment" / "same.yaml").write_text(
+        _EXPERIMENT.replace("lr: 0.3, momentum: 0.85", "lr: 0.01, momentum: 0.9")
+    )
     for experiment in ("same", "chained"):
-        optimizer = Composer([f"experiment={experiment}", "optimizer=adamw"], [folder]).compose().trial.optimizer
+        optimizer = (
+            Composer([f"experiment={experiment}", "optimizer=adamw"], [folder])
+            .compose()
+            .trial.optimizer
+        )
         assert "momentum" not in optimizer
 
 
 def test_another_target_does_not_inherit_the_arguments_of_the_one_it_replaces() -> None:
-    composed = Composer(["experiment=cnn", "loss._target_=my.loss", "allowed_targets=[my]"]).compose()
+    composed = Composer(
+        ["experiment=cnn", "loss._target_=my.loss", "allowed_targets=[my]"]
+    ).compose()
     assert composed.plain["loss"] == {"_target_": "my.loss"}
-    kept = Composer(["experiment=cnn", "model._target_=my.Net", "model.widths=[3]", "allowed_targets=[my]"]).compose()
+    kept = Composer(
+        ["experiment=cnn", "model._target_=my.Net", "model.widths=[3]", "allowed_targets=[my]"]
+    ).compose()
     assert kept.plain["model"] == {"_target_": "my.Net", "widths": [3]}
-    assert Composer(["experiment=cnn", "model.widths=[3]"]).compose().plain["model"]["norm"] == "none"
+    assert (
+        Composer(["experiment=cnn", "model.widths=[3]"]).compose().plain["model"]["norm"] == "none"
+    )
 
 
 def test_an_experiment_that_names_another_target_says_its_arguments_itself(tmp_path: Path) -> None:
@@ -85,6 +109,15 @@ def test_a_base_in_a_folder_keeps_these_rules(tmp_path: Path) -> None:
     ):
         path.write_text(content)
     for experiment in ("vision/base", "vision/deep", "beside", "grouped"):
-        assert Composer([f"experiment={experiment}"], [str(tmp_path)]).compose().trial.optimizer["momentum"] == 0.85
-        optimizer = Composer([f"experiment={experiment}", "optimizer=adamw"], [str(tmp_path)]).compose().trial.optimizer
+        assert (
+            Composer([f"experiment={experiment}"], [str(tmp_path)])
+            .compose()
+            .trial.optimizer["momentum"]
+            == 0.85
+        )
+        optimizer = (
+            Composer([f"experiment={experiment}", "optimizer=adamw"], [str(tmp_path)])
+            .compose()
+            .trial.optimizer
+        )
         assert "momentum" not in optimizer, experiment

@@ -1,4 +1,6 @@
-"""Lists of overrides: taken apart at their own commas, and refused in one line that names the list."""
+"""Lists of overrides: taken apart at their own commas, and refused in one line that names the
+list.
+"""
 
 import pytest
 
@@ -14,8 +16,14 @@ from autotune.errors import ConfigError
         ("[device=cpu]", ("device=cpu",)),
         ("[device=cpu, batch_size=64]", ("device=cpu", "batch_size=64")),
         ("[model.widths=[16,32],optimizer=adamw]", ("model.widths=[16,32]", "optimizer=adamw")),
-        ("[model={_target_: my.Net, widths: [1, 2]},seed=1]", ("model={_target_: my.Net, widths: [1, 2]}", "seed=1")),
-        ("['model.widths=[16,32]',\"optimizer=adamw\"]", ("model.widths=[16,32]", "optimizer=adamw")),
+        (
+            "[model={_target_: my.Net, widths: [1, 2]},seed=1]",
+            ("model={_target_: my.Net, widths: [1, 2]}", "seed=1"),
+        ),
+        (
+            "['model.widths=[16,32]',\"optimizer=adamw\"]",
+            ("model.widths=[16,32]", "optimizer=adamw"),
+        ),
         ("[data.root='a, b]',x=\"c,d\"]", ("data.root='a, b]'", 'x="c,d"')),
         (r"['data.root=\'a, b\'']", ("data.root='a, b'",)),
         (r"[data.root=a\,b]", (r"data.root=a\,b",)),

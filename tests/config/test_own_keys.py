@@ -27,9 +27,20 @@ class Keys:
 
 
 def test_values_have_the_types_of_their_fields_and_other_keys_are_left() -> None:
-    given = ["experiment=cnn", "folder=[a,${b}]", "num_runs=4", "fraction=1e-3", "sizes=[4, 5]", "mode=slow", "over.write=true", "seed=1"]
+    given = [
+        "experiment=cnn",
+        "folder=[a,${b}]",
+        "num_runs=4",
+        "fraction=1e-3",
+        "sizes=[4, 5]",
+        "mode=slow",
+        "over.write=true",
+        "seed=1",
+    ]
     own, others = read_own_keys(Keys, given)
-    assert own == Keys(folder="[a,${b}]", num_runs=4, fraction=0.001, sizes=[4, 5], mode="slow", overwrite=True)
+    assert own == Keys(
+        folder="[a,${b}]", num_runs=4, fraction=0.001, sizes=[4, 5], mode="slow", overwrite=True
+    )
     assert others == ("experiment=cnn", "seed=1")
     assert read_own_keys(Keys, ["folder=x", "fraction=null"])[0] == Keys(folder="x")
 
@@ -62,12 +73,19 @@ def test_what_is_not_accepted_is_one_line(given: str, said: str) -> None:
 
 
 def test_a_key_of_the_configuration_is_never_a_misspelt_one() -> None:
-    assert read_own_keys(Keys, ["folder=x", "model=mlp", "runtime.compile=default"])[1] == ("model=mlp", "runtime.compile=default")
+    assert read_own_keys(Keys, ["folder=x", "model=mlp", "runtime.compile=default"])[1] == (
+        "model=mlp",
+        "runtime.compile=default",
+    )
 
 
 def test_a_command_without_a_configuration_says_which_keys_it_has() -> None:
     with pytest.raises(
-        ConfigError, match=r"^seed: no such key; accepted are folder=DIR, num_runs=3, fraction=null, sizes=\[1,2\], mode=fast"
+        ConfigError,
+        match=(
+            r"^seed: no such key; accepted are folder=DIR, num_runs=3, fraction=null,"
+            r" sizes=\[1,2\], mode=fast"
+        ),
     ):
         refuse_other_keys(Keys, ["seed=3"])
 
@@ -85,7 +103,9 @@ def test_help_lists_every_key_with_its_default() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_each_command_is_there_and_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_command_is_there_and_explains_itself(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         autotune_command([name, "--help"])
     said = capsys.readouterr().out
@@ -96,7 +116,9 @@ def test_each_command_is_there_and_explains_itself(name: str, capsys: pytest.Cap
     assert keys is None or own_keys_help(keys) in said
 
 
-def test_without_a_command_it_tunes_and_help_names_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_command_it_tunes_and_help_names_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit):
         autotune_command(["--help"])
     said = capsys.readouterr().out
@@ -104,7 +126,10 @@ def test_without_a_command_it_tunes_and_help_names_the_others(capsys: pytest.Cap
 
 
 def test_a_misspelt_command_is_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"^trian: no such command \(did you mean train\?\); accepted are tune, train, "):
+    with pytest.raises(
+        ConfigError,
+        match=r"^trian: no such command \(did you mean train\?\); accepted are tune, train, ",
+    ):
         autotune_command(["trian", "experiment=cnn"])
 
 
@@ -115,17 +140,25 @@ def test_a_misspelt_command_is_one_line() -> None:
         ["export", "study=s", "folder=~no-such-user/x", "script=s.py"],
     ],
 )
-def test_the_home_of_nobody_is_refused_in_one_line(arguments: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_home_of_nobody_is_refused_in_one_line(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AutotuneError, match=r"^[^\n]*~no-such-user[^\n]*$"):
         autotune_command(arguments)
 
 
 @pytest.mark.command
-@pytest.mark.parametrize("command", [["autotune", "profile"], ["autotune.profile"], ["benchmarks.replay"]])
+@pytest.mark.parametrize(
+    "command", [["autotune", "profile"], ["autotune.profile"], ["benchmarks.replay"]]
+)
 def test_modules_run_as_commands(command: list[str]) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", *command, "--help"], cwd=Path(__file__).parent.parent.parent, capture_output=True, text=True, check=False
+        [sys.executable, "-m", *command, "--help"],
+        cwd=Path(__file__).parent.parent.parent,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "keys of this command:" in ended.stdout

@@ -15,7 +15,9 @@ from autotune.space import Choice, Float, Int, Parameter, PowerOfTwo, SearchSpac
 ROOT = Path(__file__).parent.parent.parent
 EXPERIMENTS = sorted(each.stem for each in (ROOT / "conf" / "experiment").glob("*.yaml"))
 OPTIMIZERS = ", ".join(sorted(each.stem for each in (ROOT / "conf" / "optimizer").glob("*.yaml")))
-SHIPPED_SPACES = sorted(f"search_spaces/{each.name}" for each in (ROOT / "search_spaces").glob("*.yaml"))
+SHIPPED_SPACES = sorted(
+    f"search_spaces/{each.name}" for each in (ROOT / "search_spaces").glob("*.yaml")
+)
 
 COMPOSER = Composer(["experiment=cnn"])
 
@@ -40,7 +42,8 @@ def plain_choice(*values: Any) -> Choice:
 
 def refusal(*entries: Any, composer: Composer = COMPOSER, check: bool = False) -> str:
     """The one line that a search space is refused with."""
-    with pytest.raises(SearchSpaceError) as refused:  # noqa: PT012  # either of two steps may refuse
+    # either of two steps may refuse
+    with pytest.raises(SearchSpaceError) as refused:  # noqa: PT012
         space = read_search_space(entries, composer)
         if check:
             check_space(space, composer)
@@ -51,7 +54,10 @@ def refusal(*entries: Any, composer: Composer = COMPOSER, check: bool = False) -
 QUICK = ("cnn",)
 
 
-@pytest.mark.parametrize("experiment", [pytest.param(each, marks=[] if each in QUICK else pytest.mark.slow) for each in EXPERIMENTS])
+@pytest.mark.parametrize(
+    "experiment",
+    [pytest.param(each, marks=[] if each in QUICK else pytest.mark.slow) for each in EXPERIMENTS],
+)
 def test_every_branch_of_every_experiment_composes(experiment: str) -> None:
     composer = Composer([f"experiment={experiment}"])
     composed = composer.compose()
@@ -67,12 +73,16 @@ def goes_with(file: str) -> list[str]:
 
 
 def test_every_file_of_a_search_space_names_experiments_that_it_goes_with() -> None:
-    assert {file: set(goes_with(file)) - set(EXPERIMENTS) for file in SHIPPED_SPACES} == {file: set() for file in SHIPPED_SPACES}
+    assert {file: set(goes_with(file)) - set(EXPERIMENTS) for file in SHIPPED_SPACES} == {
+        file: set() for file in SHIPPED_SPACES
+    }
     assert [file for file in SHIPPED_SPACES if not goes_with(file)] == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("file", "experiment"), [(file, name) for file in SHIPPED_SPACES for name in goes_with(file)])
+@pytest.mark.parametrize(
+    ("file", "experiment"), [(file, name) for file in SHIPPED_SPACES for name in goes_with(file)]
+)
 def test_a_file_composes_with_every_experiment_it_names(file: str, experiment: str) -> None:
     composer = Composer([f"experiment={experiment}"])
     assert check_space(read_search_space([file], composer), composer)
@@ -82,15 +92,23 @@ def test_a_file_composes_with_every_experiment_it_names(file: str, experiment: s
 
 
 def test_files_and_mappings_of_an_experiment_become_one_space() -> None:
-    space = read_search_space(["search_spaces/memory.yaml", {"epochs": {"type": "int", "low": 1, "high": 3}}], COMPOSER)
+    space = read_search_space(
+        ["search_spaces/memory.yaml", {"epochs": {"type": "int", "low": 1, "high": 3}}], COMPOSER
+    )
     assert space.parameters["runtime.micro_batch_size"] == plain_choice(None, 64, 256)
     assert space.parameters["epochs"] == Int(low=1, high=3)
 
 
 @pytest.mark.parametrize("place", ["working folder", "config dir", "beside the config dir"])
-def test_a_file_is_found_from_here_and_from_the_config_dir(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_found_from_here_and_from_the_config_dir(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config_dir = tmp_path / "conf"
-    folder = {"working folder": tmp_path / "here", "config dir": config_dir, "beside the config dir": tmp_path}[place]
+    folder = {
+        "working folder": tmp_path / "here",
+        "config dir": config_dir,
+        "beside the config dir": tmp_path,
+    }[place]
     for each in (config_dir, folder / "spaces", tmp_path / "here"):
         each.mkdir(parents=True, exist_ok=True)
     (folder / "spaces" / "mine.yaml").write_text("epochs: [1, 2]\n")
@@ -99,8 +117,13 @@ def test_a_file_is_found_from_here_and_from_the_config_dir(place: str, tmp_path:
     assert space.parameters == {"epochs": plain_choice(1, 2)}
 
 
-def test_numbers_in_the_exponent_form_are_numbers_wherever_they_stand(write_space: WriteSpace) -> None:
-    path = write_space("optimizer.lr: [1e-2, 1E3, 1.5e4, -2e-1]\nepochs: {type: float, low: 1e-2, high: 2e0}\nmodel.x: ['1e-2', e1]\n")
+def test_numbers_in_the_exponent_form_are_numbers_wherever_they_stand(
+    write_space: WriteSpace,
+) -> None:
+    path = write_space(
+        "optimizer.lr: [1e-2, 1E3, 1.5e4, -2e-1]\nepochs: {type: float, low: 1e-2, high:"
+        " 2e0}\nmodel.x: ['1e-2', e1]\n"
+    )
     space = read_search_space([path], COMPOSER)
     assert space.parameters["optimizer.lr"] == plain_choice(0.01, 1000.0, 15000.0, -0.2)
     assert space.parameters["epochs"] == Float(low=0.01, high=2.0)
@@ -109,8 +132,8 @@ def test_numbers_in_the_exponent_form_are_numbers_wherever_they_stand(write_spac
 
 def test_branches_may_share_what_opens_beneath_them(write_space: WriteSpace) -> None:
     path = write_space(
-        "optimizer:\n  type: choice\n  choices:\n"
-        "    sgd: &lr\n      optimizer.lr: [0.1]\n    adamw:\n      <<: *lr\n      optimizer.eps: [1.0]\n"
+        "optimizer:\n  type: choice\n  choices:\n    sgd: &lr\n      optimizer.lr: [0.1]\n   "
+        " adamw:\n      <<: *lr\n      optimizer.eps: [1.0]\n"
     )
     space = read_search_space([path], COMPOSER)
     assert [name for name, _, _ in space.items()] == [
@@ -132,30 +155,50 @@ def test_an_empty_file_varies_nothing(write_space: WriteSpace) -> None:
     ("content", "message"),
     [
         ("epochs: [1\nbatch_size: 2\n", "{path} line 2: expected ',' or ']', but got ':'"),
-        ("epochs:\n\ttype: int\n", "{path} line 2: found character '\\t' that cannot start any token"),
+        (
+            "epochs:\n\ttype: int\n",
+            "{path} line 2: found character '\\t' that cannot start any token",
+        ),
         ("epochs: [1]\nepochs: [2]\n", "{path} line 2: epochs: stands twice"),
         ("? [1, 2]\n: [3]\n", "{path} line 1: found unhashable key"),
         ("? {a: 1}\n: [3]\n", "{path} line 1: found unhashable key"),
         (b"\xff\xfe\x00", "{path}: cannot be read: it is not UTF-8"),
         ("- epochs\n", "{path}: found a list, accepted is a mapping from config key to domain"),
-        ("epochs: {type: int, low: 9, high: 3}\n", "{path}: epochs: `low <= high` must hold, but got (low=9, high=3)."),
+        (
+            "epochs: {type: int, low: 9, high: 3}\n",
+            "{path}: epochs: `low <= high` must hold, but got (low=9, high=3).",
+        ),
         (
             "search.num_trials: [1, 2]\n",
-            "{path}: search.num_trials: is a setting of the study, the same for all its trials; accepted are keys of a training",
+            (
+                "{path}: search.num_trials: is a setting of the study, the same for all its trials;"
+                " accepted are keys of a training"
+            ),
         ),
         (
             "optimizer:\n  type: choice\n  choices:\n    sgd:\n      seed: [1, 2]\n",
-            "{path}: seed: is a setting of the study, the same for all its trials; accepted are keys of a training",
+            (
+                "{path}: seed: is a setting of the study, the same for all its trials; accepted are"
+                " keys of a training"
+            ),
         ),
-        ("model.x: [{a: 1}]\n", "{path}: model.x: a choice is a mapping; accepted are scalars and lists"),
+        (
+            "model.x: [{a: 1}]\n",
+            "{path}: model.x: a choice is a mapping; accepted are scalars and lists",
+        ),
         (
             "data.path: ['s3://a/b?token=abc123xyz', a]\n",
-            "{path}: data.path: the option 's3://a/b?token=***' has a secret in it; accepted are options without one, or, on the command "
-            "line, data.path=choice('${oc.env:NAME}',...), which reads it from the environment",
+            (
+                "{path}: data.path: the option 's3://a/b?token=***' has a secret in it; accepted"
+                " are options without one, or, on the command line,"
+                " data.path=choice('${oc.env:NAME}',...), which reads it from the environment"
+            ),
         ),
     ],
-)  # fmt: skip
-def test_a_mistake_in_a_file_is_one_line_that_finds_it(content: str | bytes, message: str, write_space: WriteSpace) -> None:
+)
+def test_a_mistake_in_a_file_is_one_line_that_finds_it(
+    content: str | bytes, message: str, write_space: WriteSpace
+) -> None:
     path = write_space(content)
     assert refusal(path) == message.replace("{path}", path)
 
@@ -166,10 +209,13 @@ def test_what_all_trials_share_cannot_be_searched(key: str) -> None:
 
 
 def test_a_file_that_is_not_there_is_refused_with_those_that_are() -> None:
-    assert refusal("cn").startswith("search_space: cn: no such file (did you mean cnn?); accepted are cnn, ")
+    assert refusal("cn").startswith(
+        "search_space: cn: no such file (did you mean cnn?); accepted are cnn, "
+    )
     names = [Path(each).stem for each in SHIPPED_SPACES]
     assert refusal("search_spaces/cn.yaml").startswith(
-        f"search_space: search_spaces/cn.yaml: no such file (did you mean cnn?); accepted are {', '.join(names)}, and a path from "
+        "search_space: search_spaces/cn.yaml: no such file (did you mean cnn?); accepted are"
+        f" {', '.join(names)}, and a path from "
     )
 
 
@@ -180,8 +226,10 @@ def test_a_shipped_space_is_picked_by_its_name() -> None:
 
 
 def test_the_same_key_in_two_files_is_refused_with_both() -> None:
-    assert refusal("search_spaces/cnn.yaml", {"epochs": [1, 2]}) == (
-        "search_space[1]: epochs: is also in search_spaces/cnn.yaml; accepted is each key once in an experiment's search_space"
+    assert (
+        refusal("search_spaces/cnn.yaml", {"epochs": [1, 2]})
+        == "search_space[1]: epochs: is also in search_spaces/cnn.yaml; accepted is each key once"
+        " in an experiment's search_space"
     )
 
 
@@ -191,32 +239,61 @@ def test_the_same_key_in_two_files_is_refused_with_both() -> None:
         ({"epocs": [1, 2]}, "search_space[0]: epocs: no config has this key; there is no epocs"),
         (
             {"optimizer.momentums": [0.5]},
-            "search_space[0]: optimizer.momentums: no config has this key; optimizer has _target_, lr, ",
+            (
+                "search_space[0]: optimizer.momentums: no config has this key; optimizer has"
+                " _target_, lr, "
+            ),
         ),
-        ({"training.width": [1]}, "search_space[0]: training.width: no config has this key; there is no training"),
-        ({"nothing.here": [1]}, "search_space[0]: nothing.here: no config has this key; there is no nothing"),
+        (
+            {"training.width": [1]},
+            "search_space[0]: training.width: no config has this key; there is no training",
+        ),
+        (
+            {"nothing.here": [1]},
+            "search_space[0]: nothing.here: no config has this key; there is no nothing",
+        ),
         (
             {"optimizer": {"type": "choice", "choices": {"adamw": {"optimizer.momentum": [0.5]}}}},
-            "search_space[0]: optimizer.momentum: no config has this key; optimizer has _target_, lr, weight_decay",
+            (
+                "search_space[0]: optimizer.momentum: no config has this key; optimizer has"
+                " _target_, lr, weight_decay"
+            ),
         ),
         (
             {"optimizer": ["sgd", "adam"]},
             f"search_space[0]: optimizer=adam: accepted are {OPTIMIZERS} (did you mean adamw?)",
         ),
-        ({"epochs": [3, "many"]}, "search_space[0]: epochs: Value 'many' of type 'str' could not be converted to Float"),
-        ({"batch_size": [3, "many"]}, "search_space[0]: batch_size: Value 'many' of type 'str' could not be converted to Integer"),
+        (
+            {"epochs": [3, "many"]},
+            "search_space[0]: epochs: Value 'many' of type 'str' could not be converted to Float",
+        ),
+        (
+            {"batch_size": [3, "many"]},
+            (
+                "search_space[0]: batch_size: Value 'many' of type 'str' could not be converted to"
+                " Integer"
+            ),
+        ),
         (
             {"batch_size": {"type": "float", "low": 1, "high": 8}},
-            "search_space[0]: batch_size: Value '1.0' of type 'float' could not be converted to Integer",
+            (
+                "search_space[0]: batch_size: Value '1.0' of type 'float' could not be converted to"
+                " Integer"
+            ),
         ),
         (
             {"batch_size": {"type": "int", "low": 0, "high": 8}},
             "search_space[0]: batch_size: found 0, accepted is a whole number from 1",
         ),
-        ({"model._target_": ["os.system"]}, "search_space[0]: model._target_: found 'os.system'; accepted here: "),
+        (
+            {"model._target_": ["os.system"]},
+            "search_space[0]: model._target_: found 'os.system'; accepted here: ",
+        ),
     ],
 )
-def test_a_key_or_value_that_no_configuration_takes_is_refused_before_anything_runs(mapping: Any, message: str) -> None:
+def test_a_key_or_value_that_no_configuration_takes_is_refused_before_anything_runs(
+    mapping: Any, message: str
+) -> None:
     assert refusal(mapping, check=True).startswith(message)
 
 
@@ -250,35 +327,61 @@ def test_a_key_that_holds_null_can_be_searched() -> None:
         ("tag(log, range(1,65))", Int(low=1, high=64, log=True)),
     ],
 )
-def test_hydras_sweep_words_are_read_in_files_and_on_the_command_line(word: str, parameter: Parameter) -> None:
+def test_hydras_sweep_words_are_read_in_files_and_on_the_command_line(
+    word: str, parameter: Parameter
+) -> None:
     assert read_search_space([{"epochs": word}], COMPOSER).parameters == {"epochs": parameter}
     assert read_search_space([], Composer([f"epochs={word}"])).parameters == {"epochs": parameter}
 
 
 def test_sweep_words_are_read_beneath_a_choice_too() -> None:
     space = read_search_space(
-        [{"optimizer": {"type": "choice", "choices": {"sgd": {"optimizer.lr": "tag(log, interval(1e-3,1))"}}}}], COMPOSER
+        [
+            {
+                "optimizer": {
+                    "type": "choice",
+                    "choices": {"sgd": {"optimizer.lr": "tag(log, interval(1e-3,1))"}},
+                }
+            }
+        ],
+        COMPOSER,
     )
-    assert {name: parameter for name, _, parameter in space.items()}["optimizer=sgd/optimizer.lr"] == Float(low=1e-3, high=1.0, log=True)
+    assert {name: parameter for name, _, parameter in space.items()}[
+        "optimizer=sgd/optimizer.lr"
+    ] == Float(low=1e-3, high=1.0, log=True)
 
 
 @pytest.mark.parametrize("word", ["sgd", "glob(*)", "range(3,1)", "range(1,3,-1)", "choice(", "3"])
 def test_a_word_that_is_no_domain_is_refused_with_those_that_are(word: str) -> None:
-    assert refusal({"epochs": word}) == (
-        f"search_space[0]: epochs: found {word!r}, accepted is a list of values, a mapping with type: float, int, power_of_two or "
-        f"choice, or one of choice(a,b), interval(low,high), range(start,stop), tag(log, interval(low,high))"
+    assert (
+        refusal({"epochs": word})
+        == f"search_space[0]: epochs: found {word!r}, accepted is a list of values, a mapping with"
+        " type: float, int, power_of_two or choice, or one of choice(a,b), interval(low,high),"
+        " range(start,stop), tag(log, interval(low,high))"
     )
 
 
 @pytest.mark.parametrize(
     ("sweep", "message"),
     [
-        ("epochs=interval(8,1)", "command line: epochs: `low <= high` must hold, but got (low=8.0, high=1.0)."),
-        ("epochs=tag(log, interval(0,1))", "command line: epochs: `low > 0` must hold for `log=True`, but got (low=0.0, high=1.0)."),
+        (
+            "epochs=interval(8,1)",
+            "command line: epochs: `low <= high` must hold, but got (low=8.0, high=1.0).",
+        ),
+        (
+            "epochs=tag(log, interval(0,1))",
+            (
+                "command line: epochs: `low > 0` must hold for `log=True`, but got (low=0.0,"
+                " high=1.0)."
+            ),
+        ),
         ("epochs=choice(1,1)", "command line: epochs: choice 1 is repeated; list each value once"),
         (
             "seed=1,2",
-            "command line: seed: is a setting of the study, the same for all its trials; accepted are keys of a training",
+            (
+                "command line: seed: is a setting of the study, the same for all its trials;"
+                " accepted are keys of a training"
+            ),
         ),
     ],
 )
@@ -290,13 +393,19 @@ def test_a_sweep_takes_the_place_of_the_files_domain() -> None:
     space = read_search_space(["search_spaces/cnn.yaml"], Composer(["batch_size=64,128"]))
     assert space.parameters["batch_size"] == plain_choice(64, 128)
     assert space.sources["batch_size"] == "command line"
-    assert [*space.parameters] == [*read_search_space(["search_spaces/cnn.yaml"], COMPOSER).parameters]
+    assert [*space.parameters] == [
+        *read_search_space(["search_spaces/cnn.yaml"], COMPOSER).parameters
+    ]
 
 
 def test_a_sweep_narrows_a_key_in_every_branch_it_stands_in() -> None:
-    space = read_search_space(["search_spaces/cnn.yaml"], Composer(["optimizer.lr=interval(0.1,0.2)"]))
+    space = read_search_space(
+        ["search_spaces/cnn.yaml"], Composer(["optimizer.lr=interval(0.1,0.2)"])
+    )
     found = {name: parameter for name, key, parameter in space.items() if key == "optimizer.lr"}
-    assert found == dict.fromkeys(["optimizer=sgd/optimizer.lr", "optimizer=adamw/optimizer.lr"], Float(low=0.1, high=0.2))
+    assert found == dict.fromkeys(
+        ["optimizer=sgd/optimizer.lr", "optimizer=adamw/optimizer.lr"], Float(low=0.1, high=0.2)
+    )
 
 
 def test_a_sweep_over_fewer_choices_keeps_what_they_open() -> None:
@@ -310,6 +419,11 @@ def test_a_sweep_over_fewer_choices_keeps_what_they_open() -> None:
 
 def test_a_sweep_adds_a_key_that_no_file_has() -> None:
     composer = Composer(["runtime.num_threads=1,2"])
-    space = read_search_space([{"batch_size": {"type": "power_of_two", "low": 1, "high": 2}}], composer)
-    assert space.parameters == {"batch_size": PowerOfTwo(low=1, high=2), "runtime.num_threads": plain_choice(1, 2)}
+    space = read_search_space(
+        [{"batch_size": {"type": "power_of_two", "low": 1, "high": 2}}], composer
+    )
+    assert space.parameters == {
+        "batch_size": PowerOfTwo(low=1, high=2),
+        "runtime.num_threads": plain_choice(1, 2),
+    }
     assert check_space(space, composer)

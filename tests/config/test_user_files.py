@@ -1,4 +1,7 @@
-"""Files of the user's own: what their interpolations may stand for; what else they may not say is in execution/test_untrusted_files.py."""
+"""Files of the user's own: what their interpolations may stand for.
+
+What else they may not say is in execution/test_untrusted_files.py.
+"""
 
 import pytest
 

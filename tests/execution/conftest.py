@@ -1,4 +1,6 @@
-"""Commands as a user types them: each in a process and a folder of its own, or refused in one line before anything runs."""
+"""Commands as a user types them: each in a process and a folder of its own, or refused in one
+line before anything runs.
+"""
 
 import os
 import subprocess
@@ -25,7 +27,9 @@ class Commands:
 
     environment: dict[str, str]
 
-    def run(self, *arguments: str, folder: Path, module: str = "autotune") -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *arguments: str, folder: Path, module: str = "autotune"
+    ) -> subprocess.CompletedProcess[str]:
         return self.python("-m", module, *arguments, folder=folder)
 
     def python(self, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -39,8 +43,13 @@ class Commands:
             check=False,
         )
 
-    def start(self, *arguments: str, folder: Path, module: str = "autotune") -> "subprocess.Popen[bytes]":
-        """Output goes to out.txt and err.txt; a process group of its own, for signals as Ctrl-C in a terminal sends them."""
+    def start(
+        self, *arguments: str, folder: Path, module: str = "autotune"
+    ) -> "subprocess.Popen[bytes]":
+        """Output goes to out.txt and err.txt.
+
+        A process group of its own, for signals as Ctrl-C in a terminal sends them.
+        """
         with (folder / "out.txt").open("wb") as out, (folder / "err.txt").open("wb") as err:
             return subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
@@ -54,19 +63,27 @@ class Commands:
 
 @pytest.fixture(scope="session")
 def commands() -> Commands:
-    kept = {key: value for key, value in os.environ.items() if key not in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS")}
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS")
+    }
     return Commands({**kept, "MLFLOW_DISABLE_TELEMETRY": "true"})
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterSize]:
     """Ray in this process, with three CPUs."""
-    with connected(Composer(["experiment=cnn_smoke", "cluster.num_cpus=3"]).compose().config.cluster) as size:
+    with connected(
+        Composer(["experiment=cnn_smoke", "cluster.num_cpus=3"]).compose().config.cluster
+    ) as size:
         yield size
 
 
 @pytest.fixture
-def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refusal:
+def refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Refusal:
     """Runs a command in an empty folder and returns the one line it is refused with."""
     monkeypatch.chdir(tmp_path)
     for variable in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
@@ -92,7 +109,10 @@ def _statuses(folder: Path) -> list[str]:
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
-    return [run.info.status for run in client.search_runs([each.experiment_id for each in client.search_experiments()])]
+    return [
+        run.info.status
+        for run in client.search_runs([each.experiment_id for each in client.search_experiments()])
+    ]
 
 
 @pytest.fixture

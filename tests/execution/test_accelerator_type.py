@@ -1,4 +1,6 @@
-"""A cluster of several kinds of GPU, made up: a study that asks for one kind is trained on machines that have it."""
+"""A cluster of several kinds of GPU, made up: a study that asks for one kind is trained on
+machines that have it.
+"""
 
 import json
 from collections.abc import Iterator
@@ -33,7 +35,9 @@ search_space:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A head with no GPU, a machine with an A100 and one with two H100, as Ray is told."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False}
+    )
     for name, number in (("A100", 1), ("H100", 2)):
         cluster.add_node(num_cpus=2, num_gpus=number, resources={f"accelerator_type:{name}": 1})
     yield cluster
@@ -57,14 +61,23 @@ def test_trials_and_their_confirmation_are_trained_where_such_gpus_are(
     budget = ["search=random", "search.num_trials=4", "confirm=quick"]
     ran = commands.run(*arguments, *budget, "cluster.accelerator_type=H100", folder=tmp_path)
     assert (ran.returncode, ran.stderr) == (0, "")
-    [wanted] = [each for each in cluster.worker_nodes if "accelerator_type:H100" in each.get_resource_and_label_spec().resources]
+    [wanted] = [
+        each
+        for each in cluster.worker_nodes
+        if "accelerator_type:H100" in each.get_resource_and_label_spec().resources
+    ]
     where = (tmp_path / "nodes.txt").read_text().split()
     best = json.loads((tmp_path / "outputs/n/best.json").read_text())
     assert len(where) == 4 + best["best"]["num_runs"] + best["baseline"]["num_runs"]
     assert set(where) == {str(wanted.all_processes["raylet"][0].process.pid)}
 
 
-def test_a_kind_that_the_cluster_has_not_is_one_line(arguments: list[str], commands: Any, tmp_path: Path) -> None:
+def test_a_kind_that_the_cluster_has_not_is_one_line(
+    arguments: list[str], commands: Any, tmp_path: Path
+) -> None:
     ran = commands.run(*arguments, "cluster.accelerator_type=T4", folder=tmp_path)
     assert (ran.returncode, ran.stdout) == (2, "")
-    assert ran.stderr == "autotune: cluster.accelerator_type: found T4, accepted are null and A100, H100\n"
+    assert (
+        ran.stderr
+        == "autotune: cluster.accelerator_type: found T4, accepted are null and A100, H100\n"
+    )

@@ -1,4 +1,6 @@
-"""What a study cannot be run with: one line on stderr, exit code 2, nothing trained and nothing run."""
+"""What a study cannot be run with: one line on stderr, exit code 2, nothing trained and nothing
+run.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -36,16 +38,31 @@ _SMALL_SPACE = "search_space=[{batch_size:[32,64]}]"
         ("optimizer.lr=-1", ["optimizer", "lr=-1", "-1"]),
         ("optimizer=lion", ["optimizer=lion", "adamw, "]),
         ("device=tpu", ["device: found 'tpu'", "auto, cpu, cuda"]),
-        ("target.value=98", ["target.value: found 98, accepted is 0 to 1: accuracy is a fraction (did you mean 0.98?)"]),
+        (
+            "target.value=98",
+            [
+                "target.value: found 98, accepted is 0 to 1: accuracy is a fraction (did you mean"
+                " 0.98?)"
+            ],
+        ),
         ("search.num_trials=null", ["search", "both null"]),
         ("+search.sampler.depth=3", ["search.sampler", "depth"]),
         ("warm_start=[nope]", ["warm_start: nope: is no study", "an MLflow run"]),
         ("study.folder=s3://bucket/x", ["study.folder: found the URL s3://bucket/x"]),
         ("search.storage=sqlite:////no/such/folder/x.db", ["search.storage", "cannot be opened"]),
         ("confirm.max_runs=3", ["confirm.max_runs", "found 3", "from 4"]),
-        ("cluster.placement=heap", ["cluster.placement: found 'heap', accepted are pack, spread, strict_pack, strict_spread"]),
+        (
+            "cluster.placement=heap",
+            [
+                "cluster.placement: found 'heap', accepted are pack, spread, strict_pack,"
+                " strict_spread"
+            ],
+        ),
         ("cluster.address=somewhere", ["cluster.address: found 'somewhere'", "HOST:PORT"]),
-        ("notify=https://hooks.example.org/x", ["notify: there is no such key any more; send the message from what starts the study"]),
+        (
+            "notify=https://hooks.example.org/x",
+            ["notify: there is no such key any more; send the message from what starts the study"],
+        ),
         ("study.name=../elsewhere", ["study.name: found '../elsewhere'"]),
         ("search_space=[]", ["search_space: the experiment has none"]),
         ("optimizer.lr=interval(1,0.1)", ["optimizer.lr", "1", "0.1"]),
@@ -55,9 +72,17 @@ _SMALL_SPACE = "search_space=[{batch_size:[32,64]}]"
         ("experiment=no_such_experiment", ["experiment=no_such_experiment", "cnn_smoke"]),
     ],
 )
-def test_a_wrong_key_or_value_is_one_line(override: str, parts: list[str], refusal: Refusal) -> None:
+def test_a_wrong_key_or_value_is_one_line(
+    override: str, parts: list[str], refusal: Refusal
+) -> None:
     needs_a_folder = override.startswith(("search.storage", "+search.sampler"))
-    said = refusal("experiment=cnn_smoke", _SMALL_SPACE, "tracking=none", *([] if needs_a_folder else [_STOP]), override)
+    said = refusal(
+        "experiment=cnn_smoke",
+        _SMALL_SPACE,
+        "tracking=none",
+        *([] if needs_a_folder else [_STOP]),
+        override,
+    )
     assert [part for part in parts if part not in said] == [], said
 
 
@@ -65,14 +90,19 @@ def test_a_wrong_key_or_value_is_one_line(override: str, parts: list[str], refus
     ("content", "parts"),
     [
         ("optimizer.lr: {type: float, low: 0.1, high: 1\n", ["bad.yaml line 2"]),
-        ("optimizer.lr: {type: float, low: 0.1, high: 1, lgo: true}\n", ["bad.yaml", "optimizer.lr", "lgo"]),
+        (
+            "optimizer.lr: {type: float, low: 0.1, high: 1, lgo: true}\n",
+            ["bad.yaml", "optimizer.lr", "lgo"],
+        ),
         ("optimizer.lr: {type: real, low: 0.1, high: 1}\n", ["bad.yaml", "optimizer.lr", "real"]),
         ("no.such.key: [1, 2]\n", ["bad.yaml", "no.such.key"]),
         ("optimizer: [sgd, adamw]\noptimizer.momentum: [0.8, 0.9]\n", ["bad.yaml", "momentum"]),
         ("\x00\x01", ["bad.yaml"]),
     ],
 )
-def test_a_bad_space_file_is_one_line(content: str, parts: list[str], refusal: Refusal, tmp_path: Path) -> None:
+def test_a_bad_space_file_is_one_line(
+    content: str, parts: list[str], refusal: Refusal, tmp_path: Path
+) -> None:
     (tmp_path / "bad.yaml").write_text(content)
     said = refusal("experiment=cnn_smoke", "search_space=[bad.yaml]", _STOP)
     assert [part for part in parts if part not in said] == [], said
@@ -90,18 +120,26 @@ def test_no_arguments_list_the_experiments(capsys: pytest.CaptureFixture[str]) -
     said = capsys.readouterr()
     assert said.out == ""
     assert len(said.err.splitlines()) < 30
-    assert all(f"  {name} " in said.err for name in ("cnn", "cnn_smoke", "cnn_fashion", "cnn_cifar10"))
+    assert all(
+        f"  {name} " in said.err for name in ("cnn", "cnn_smoke", "cnn_fashion", "cnn_cifar10")
+    )
 
 
 @pytest.mark.parametrize("name", ["nope", "../nope"])
 def test_exporting_a_study_that_is_not_there_is_one_line(name: str, refusal: Refusal) -> None:
-    assert "no such study" in refusal(f"study={name}", "as=mine", "--config-dir", "my_conf", command=export_command)
+    assert "no such study" in refusal(
+        f"study={name}", "as=mine", "--config-dir", "my_conf", command=export_command
+    )
 
 
-def test_a_study_of_that_name_with_other_settings_is_one_line(refusal: Refusal, tmp_path: Path) -> None:
+def test_a_study_of_that_name_with_other_settings_is_one_line(
+    refusal: Refusal, tmp_path: Path
+) -> None:
     command = ("experiment=cnn_smoke", _SMALL_SPACE, "study.name=mine", "tracking=none")
     for budget in ("search.num_trials=9", "search.num_trials=12"):
-        plan = plan_study(Composer([*command, f"study.folder={tmp_path}/outputs", budget]), local_capabilities())
+        plan = plan_study(
+            Composer([*command, f"study.folder={tmp_path}/outputs", budget]), local_capabilities()
+        )
         with opened(plan, command=[], code_folders=[], console=Console()):
             pass  # a budget may change
     said = refusal(*command, "target.value=0.95")
@@ -116,9 +154,16 @@ def test_a_cluster_that_is_not_there_is_one_line(refusal: Refusal) -> None:
 
 
 @pytest.mark.ray
-def test_a_cluster_of_this_machine_that_is_gone_is_one_line(refusal: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_of_this_machine_that_is_gone_is_one_line(
+    refusal: Refusal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    said = refusal("experiment=cnn_smoke", "cluster.address=auto", "cluster.connect_timeout_seconds=3", "tracking=none")
+    said = refusal(
+        "experiment=cnn_smoke",
+        "cluster.address=auto",
+        "cluster.connect_timeout_seconds=3",
+        "tracking=none",
+    )
     assert said.startswith("cluster.address: auto")
 
 

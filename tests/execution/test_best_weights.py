@@ -17,7 +17,10 @@ def ended(trial: int, outcome: Outcome) -> TrialResult:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A study whose arms 3 and 7 ran on two seeds each; arm 3 reached the target on the second one only."""
+    """A study whose arms 3 and 7 ran on two seeds each.
+
+    Arm 3 reached the target on the second one only.
+    """
     run_path(tmp_path, "").parent.mkdir()
     leave(tmp_path, 3, Outcome.MISSED, Outcome.REACHED)
     leave(tmp_path, 7, Outcome.REACHED, Outcome.REACHED)
@@ -35,7 +38,9 @@ def leave(folder: Path, trial: int, *outcomes: Outcome, order: Sequence[int] = (
 
 
 @pytest.mark.parametrize(("outcome", "kept"), [(Outcome.REACHED, 0), (Outcome.MISSED, 1)])
-def test_a_run_of_an_earlier_round_that_ends_later_counts_as_the_first(tmp_path: Path, outcome: Outcome, kept: int) -> None:
+def test_a_run_of_an_earlier_round_that_ends_later_counts_as_the_first(
+    tmp_path: Path, outcome: Outcome, kept: int
+) -> None:
     run_path(tmp_path, "").parent.mkdir()
     leave(tmp_path, 5, outcome, Outcome.REACHED, order=(1, 0))
     keep_best(tmp_path, 5)
@@ -43,14 +48,19 @@ def test_a_run_of_an_earlier_round_that_ends_later_counts_as_the_first(tmp_path:
 
 
 @pytest.mark.parametrize(("best", "run"), [(3, "confirm-3-1"), (7, "confirm-7-0")])
-def test_the_best_arms_first_run_that_reached_is_kept_and_nothing_else(folder: Path, best: int, run: str) -> None:
+def test_the_best_arms_first_run_that_reached_is_kept_and_nothing_else(
+    folder: Path, best: int, run: str
+) -> None:
     keep_best(folder, best)
     assert (folder / BEST_WEIGHTS).read_text() == f"weights of {run}"
-    assert [path.name for path in run_path(folder, "").parent.iterdir()] == [f"trial-{best}.safetensors"]
+    assert [path.name for path in run_path(folder, "").parent.iterdir()] == [
+        f"trial-{best}.safetensors"
+    ]
 
 
 def test_weights_of_an_earlier_winner_do_not_pass_for_the_new_ones(folder: Path) -> None:
     keep_best(folder, 7)
-    keep_first(folder, "confirm-9-0", ended(9, Outcome.REACHED), earlier=[])  # on a machine that has not this folder
+    # on a machine that has not this folder
+    keep_first(folder, "confirm-9-0", ended(9, Outcome.REACHED), earlier=[])
     keep_best(folder, 9)
     assert not (folder / BEST_WEIGHTS).exists()

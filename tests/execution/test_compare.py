@@ -35,7 +35,13 @@ pytestmark = [
 Refusal = Callable[..., str]
 
 _SIDES = ("a=[optimizer.lr=0.05]", "b=[optimizer.lr=0.1,model.widths=[8,16]]")
-_COMMAND = ("experiment=cnn_smoke", *_SIDES, "num_seeds=2", "study.name=two", "runtime.num_threads=1")
+_COMMAND = (
+    "experiment=cnn_smoke",
+    *_SIDES,
+    "num_seeds=2",
+    "study.name=two",
+    "runtime.num_threads=1",
+)
 _STOP = "study.folder=/dev/null/outputs"
 """Stops a comparison that passed every check, before Ray is started."""
 
@@ -90,10 +96,24 @@ def test_a_comparison_prints_its_runs_in_turns_and_a_verdict(compared: Whole) ->
 
 
 def test_its_files_hold_every_run_and_the_ratios(compared: Whole) -> None:
-    files = {str(path.relative_to(compared.folder)) for path in compared.folder.rglob("*") if path.is_file()}
-    assert files - {".lock"} == {"compare.json", "runs.csv", "autotune.log", "figures/comparison.html", "figures/curves.html"}
+    files = {
+        str(path.relative_to(compared.folder))
+        for path in compared.folder.rglob("*")
+        if path.is_file()
+    }
+    assert files - {".lock"} == {
+        "compare.json",
+        "runs.csv",
+        "autotune.log",
+        "figures/comparison.html",
+        "figures/curves.html",
+    }
     found = compared.found
-    assert (found["num_seeds"], found["is_complete"], sorted(found["command"])) == (2, True, sorted(_COMMAND))
+    assert (found["num_seeds"], found["is_complete"], sorted(found["command"])) == (
+        2,
+        True,
+        sorted(_COMMAND),
+    )
     assert found["versions"]["torch"]
     assert found["device"]
     a, b = found["sides"]
@@ -105,7 +125,9 @@ def test_its_files_hold_every_run_and_the_ratios(compared: Whole) -> None:
     runs = found["runs"]
     assert [(run["side"], run["pair"]) for run in runs] == [("a", 0), ("b", 0), ("b", 1), ("a", 1)]
     assert runs[0]["seed"] == runs[1]["seed"] != runs[2]["seed"] == runs[3]["seed"]
-    assert all(before["stopped_at"] <= after["started_at"] for before, after in itertools.pairwise(runs))
+    assert all(
+        before["stopped_at"] <= after["started_at"] for before, after in itertools.pairwise(runs)
+    )
     with (compared.folder / "runs.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     for row, run in zip(rows, runs, strict=True):
@@ -119,13 +141,22 @@ def test_mlflow_has_the_comparison_and_its_runs(compared: Whole) -> None:
     runs = [*client.search_runs([each.experiment_id for each in client.search_experiments()])]
     [parent] = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
     children = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
-    assert (parent.info.run_name, parent.data.tags["autotune.phase"], parent.info.status) == ("two", "comparison", "FINISHED")
+    assert (parent.info.run_name, parent.data.tags["autotune.phase"], parent.info.status) == (
+        "two",
+        "comparison",
+        "FINISHED",
+    )
     ratio = compared.found["sides"][1]["first_over_this"]["time_to_target"]["ratio"]
     assert parent.data.metrics["b_time_to_target_ratio"] == pytest.approx(ratio)
-    assert {each.path for each in client.list_artifacts(parent.info.run_id)} >= {"compare.json", "comparison.html"}
+    assert {each.path for each in client.list_artifacts(parent.info.run_id)} >= {
+        "compare.json",
+        "comparison.html",
+    }
     assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
     assert Counter(run.data.params["side"] for run in children) == {"a": 2, "b": 2}
-    assert {(run.data.tags["autotune.phase"], run.info.status) for run in children} == {("compare", "FINISHED")}
+    assert {(run.data.tags["autotune.phase"], run.info.status) for run in children} == {
+        ("compare", "FINISHED")
+    }
 
 
 def test_a_comparison_keeps_the_files_of_an_earlier_one(compared: Whole, commands: Any) -> None:
@@ -137,17 +168,34 @@ def test_a_comparison_keeps_the_files_of_an_earlier_one(compared: Whole, command
 
 
 @pytest.mark.slow
-def test_a_side_that_dies_never_reached_and_keeps_what_it_had_evaluated(commands: Any, tmp_path: Path) -> None:
+def test_a_side_that_dies_never_reached_and_keeps_what_it_had_evaluated(
+    commands: Any, tmp_path: Path
+) -> None:
     (tmp_path / "own.py").write_text(_OWN_TRAINING)
-    sides = ("a=[]", "b=[training.kind=dies]", "num_seeds=2", "allowed_targets=[own]", "target.value=0.9", "tracking=none")
-    command = ("experiment=cnn", "training={_target_: own.train, kind: fine}", *sides, "study.name=dies")
+    sides = (
+        "a=[]",
+        "b=[training.kind=dies]",
+        "num_seeds=2",
+        "allowed_targets=[own]",
+        "target.value=0.9",
+        "tracking=none",
+    )
+    command = (
+        "experiment=cnn",
+        "training={_target_: own.train, kind: fine}",
+        *sides,
+        "study.name=dies",
+    )
     ended = commands.run(*command, folder=tmp_path, module="autotune.compare")
     assert ended.returncode == 3, ended.stderr
     assert "side b never reached the target" in ended.stdout
     found = json.loads((tmp_path / "outputs/dies/compare.json").read_text())
     assert [(side["num_reached"], side["num_runs"]) for side in found["sides"]] == [(2, 2), (0, 2)]
     died = [run for run in found["runs"] if run["side"] == "b"]
-    assert [(run["outcome"], len(run["evaluations"])) for run in died] == [("ERRORED", 1), ("ERRORED", 1)]
+    assert [(run["outcome"], len(run["evaluations"])) for run in died] == [
+        ("ERRORED", 1),
+        ("ERRORED", 1),
+    ]
     assert found["sides"][1]["first_over_this"]["time_to_target"]["claim"] == "at most"
 
 
@@ -162,44 +210,87 @@ def test_ctrl_c_keeps_what_was_measured(commands: Any, tmp_path: Path) -> None:
     found = json.loads(kept.read_text())
     assert not found["is_complete"]
     assert 1 <= len(found["runs"]) < 100
-    assert f"interrupted after {len(found['runs'])} of 100 runs" in (tmp_path / "out.txt").read_text()
+    assert (
+        f"interrupted after {len(found['runs'])} of 100 runs" in (tmp_path / "out.txt").read_text()
+    )
     assert (tmp_path / "err.txt").read_text() == ""
 
 
 @pytest.mark.slow
-def test_sides_that_differ_in_their_workers_have_an_efficiency(commands: Any, tmp_path: Path) -> None:
-    sides = ("a=[]", "b=[parallelism=ddp]", "num_seeds=2", "target.value=0.85", "study.name=s", "cluster.num_cpus=2")
-    ended = commands.run("experiment=cnn_smoke", "tracking=none", *sides, folder=tmp_path, module="autotune.compare")
+def test_sides_that_differ_in_their_workers_have_an_efficiency(
+    commands: Any, tmp_path: Path
+) -> None:
+    sides = (
+        "a=[]",
+        "b=[parallelism=ddp]",
+        "num_seeds=2",
+        "target.value=0.85",
+        "study.name=s",
+        "cluster.num_cpus=2",
+    )
+    ended = commands.run(
+        "experiment=cnn_smoke", "tracking=none", *sides, folder=tmp_path, module="autotune.compare"
+    )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert any(line.split()[:3] == ["workers", "1", "2"] for line in ended.stdout.splitlines())
-    ratios = json.loads((tmp_path / "outputs/s/compare.json").read_text())["sides"][1]["first_over_this"]
-    assert ratios["efficiency"]["ratio"] == pytest.approx(ratios["time_to_target"]["ratio"] / 2, rel=0.01)
+    ratios = json.loads((tmp_path / "outputs/s/compare.json").read_text())["sides"][1][
+        "first_over_this"
+    ]
+    assert ratios["efficiency"]["ratio"] == pytest.approx(
+        ratios["time_to_target"]["ratio"] / 2, rel=0.01
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
         ("experiment=cnn", ["a and b: missing", "a=[key=value,...]"]),
-        ("experiment=cnn a=[] b=[batch_size=64]", ["a and b: [] and [batch_size=64] are the same configuration"]),
-        ("experiment=cnn a=[] b=[epochs=3] c=[optimizer=sgd]", ["a and c: [] and [optimizer=sgd] are the same"]),
+        (
+            "experiment=cnn a=[] b=[batch_size=64]",
+            ["a and b: [] and [batch_size=64] are the same configuration"],
+        ),
+        (
+            "experiment=cnn a=[] b=[epochs=3] c=[optimizer=sgd]",
+            ["a and c: [] and [optimizer=sgd] are the same"],
+        ),
         ("experiment=cnn a=[] b=[optimzer.lr=1]", ["b: optimzer.lr: no such key"]),
-        ("experiment=cnn batch_sise=1 a=[] b=[epochs=3]", ["a: batch_sise: no such key (did you mean batch_size?)"]),
+        (
+            "experiment=cnn batch_sise=1 a=[] b=[epochs=3]",
+            ["a: batch_sise: no such key (did you mean batch_size?)"],
+        ),
         ("experiment=cnn a=[optimizer.lr=choice(0.1,0.2)] b=[]", ["a: optimizer.lr: is a sweep"]),
         ("experiment=cnn a=device=cpu b=[]", ["a: found 'device=cpu'", "a list of overrides"]),
         ("experiment=cnn A=[] b=[]", ["A: no such key (did you mean a=...?)"]),
         ("experiment=cnn a=[] b=[epochs=3] num_seeds=1", ["num_seeds: found '1'", "from 2"]),
-        ("experiment=cnn a=[study.name=x] b=[]", ["study: a and b differ in it; set it for both, beside a and b"]),
+        (
+            "experiment=cnn a=[study.name=x] b=[]",
+            ["study: a and b differ in it; set it for both, beside a and b"],
+        ),
         ("experiment=cnn a=[] b=[target.value=0.5]", ["target: a and b differ in it"]),
         ("a=[] b=[epochs=3]", ["no experiment", "cnn_smoke"]),
-        ("a=[experiment=cnn] b=[experiment=cnn_smoke]", ["target: a and b differ in it; set it for both, beside a and b"]),
+        (
+            "a=[experiment=cnn] b=[experiment=cnn_smoke]",
+            ["target: a and b differ in it; set it for both, beside a and b"],
+        ),
         ("experiment=cnn a=[] b=[model._target_=os.system]", ["b: ", "_target_", "accepted are"]),
         ("experiment=cnn a=[] b=[epochs=3] study.name=../x", ["study.name: found '../x'"]),
-        ("experiment=cnn a=[] b=[epochs=3] cluster.cpus_per_worker=0", ["cluster.cpus_per_worker: found 0"]),
-        ("experiment=cnn a=[] b=[epochs=3] objective.num_trainings=0", ["objective.num_trainings: found 0"]),
-        ("experiment=cnn a=[] b=[epochs=3]", ["study.folder: /dev/null/outputs", "cannot be written"]),
+        (
+            "experiment=cnn a=[] b=[epochs=3] cluster.cpus_per_worker=0",
+            ["cluster.cpus_per_worker: found 0"],
+        ),
+        (
+            "experiment=cnn a=[] b=[epochs=3] objective.num_trainings=0",
+            ["objective.num_trainings: found 0"],
+        ),
+        (
+            "experiment=cnn a=[] b=[epochs=3]",
+            ["study.folder: /dev/null/outputs", "cannot be written"],
+        ),
     ],
 )
-def test_what_cannot_be_compared_is_one_line(arguments: str, parts: list[str], refusal: Refusal) -> None:
+def test_what_cannot_be_compared_is_one_line(
+    arguments: str, parts: list[str], refusal: Refusal
+) -> None:
     said = refusal(_STOP, *arguments.split(), command=compare_command)
     assert [part for part in parts if part not in said] == [], said
 
@@ -208,21 +299,44 @@ def test_what_cannot_be_compared_is_one_line(arguments: str, parts: list[str], r
 @pytest.mark.slow
 def test_the_driver_does_not_itself_ask_torch_for_gpus(commands: Any, tmp_path: Path) -> None:
     """Asking would make a context on the first GPU, which keeps its memory from the runs."""
-    asks = "import sys, torch\nfor name in ('is_available', 'device_count'):\n    setattr(torch.cuda, name, lambda: sys.exit('asked'))\n"
+    asks = (
+        "import sys, torch\nfor name in ('is_available', 'device_count'):\n    setattr(torch.cuda,"
+        " name, lambda: sys.exit('asked'))\n"
+    )
     command = ["autotune", "compare", *_SIDES, "experiment=cnn_smoke", _STOP]
-    ran = commands.python("-c", f"{asks}sys.argv = {command}\nfrom autotune.__main__ import main\nmain()", folder=tmp_path)
+    ran = commands.python(
+        "-c",
+        f"{asks}sys.argv = {command}\nfrom autotune.__main__ import main\nmain()",
+        folder=tmp_path,
+    )
     assert "asked" not in ran.stderr
     assert "/dev/null/outputs" in ran.stderr
 
 
 def test_a_side_that_this_machine_cannot_run_is_named(refusal: Refusal) -> None:
-    said = refusal("experiment=cnn", "a=[device=cpu]", "b=[device=cuda]", _STOP, command=compare_command)
+    said = refusal(
+        "experiment=cnn", "a=[device=cpu]", "b=[device=cuda]", _STOP, command=compare_command
+    )
     assert said.startswith("b: cannot run here: device=cuda needs a GPU")
 
 
-def test_an_experiment_of_ones_own_is_a_side(write: Callable[[str, str], str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_experiment_of_ones_own_is_a_side(
+    write: Callable[[str, str], str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     folder = tmp_path / write("mine", "defaults: [cnn]\nbatch_size: 48\n")
-    assert compare_command(["a=[experiment=cnn]", "b=[experiment=mine]", "--config-dir", str(folder), "--cfg", "job"]) == 0
+    assert (
+        compare_command(
+            [
+                "a=[experiment=cnn]",
+                "b=[experiment=mine]",
+                "--config-dir",
+                str(folder),
+                "--cfg",
+                "job",
+            ]
+        )
+        == 0
+    )
     one, other = capsys.readouterr().out.removeprefix("---\n").split("---\n")
     assert one.startswith("# a: experiment=cnn\n")
     assert ("batch_size: 64" in one, "batch_size: 48" in other) == (True, True)
@@ -235,7 +349,9 @@ def test_a_dry_run_says_what_would_be_done_and_trains_nothing(
     sides = ["a=[]", "b=[technique=transfer,technique.source=cnn_smoke]", "device=cpu"]
     assert compare_command(["experiment=cnn", *sides, "dry_run=true"]) == 0
     said = capsys.readouterr().out
-    assert "b          [technique=transfer, technique.source=cnn_smoke]: 1 CPU and 0 GPU a run" in said
+    assert (
+        "b          [technique=transfer, technique.source=cnn_smoke]: 1 CPU and 0 GPU a run" in said
+    )
     assert "10 of each side, in turns" in said
     assert "first      cnn_smoke is trained, once" in said
     assert not list(tmp_path.iterdir())
@@ -247,11 +363,13 @@ def test_the_function_refuses_what_the_command_does() -> None:
 
 
 @pytest.mark.slow
-def test_the_function_gives_what_was_measured_and_says_nothing(commands: Any, tmp_path: Path) -> None:
+def test_the_function_gives_what_was_measured_and_says_nothing(
+    commands: Any, tmp_path: Path
+) -> None:
     code = (
-        "from autotune.compare import compare\n"
-        "found = compare(['experiment=cnn_smoke', 'tracking=none'], a=['epochs=6'], b=['epochs=8'], num_seeds=2)\n"
-        "print(found.is_complete, sorted(found.sides[1].runs))"
+        "from autotune.compare import compare\nfound = compare(['experiment=cnn_smoke',"
+        " 'tracking=none'], a=['epochs=6'], b=['epochs=8'], num_seeds=2)\nprint(found.is_complete,"
+        " sorted(found.sides[1].runs))"
     )
     said = commands.python("-c", code, folder=tmp_path)
     assert (said.returncode, said.stdout, said.stderr) == (0, "True [0, 1]\n", "")
@@ -261,10 +379,14 @@ def side_of(*outcomes: Outcome, error: str = "") -> ComparedSide:
     """Side b with runs that ended before their first evaluation."""
     nothing: dict[str, Any] = {"values": {}, "overrides": (), "evaluations": (), "fingerprint": {}}
     runs = {
-        number: TrialResult(trial=0, seed=0, outcome=outcome, started_at=0.0, stopped_at=0.0, error=error, **nothing)
+        number: TrialResult(
+            trial=0, seed=0, outcome=outcome, started_at=0.0, stopped_at=0.0, error=error, **nothing
+        )
         for number, outcome in enumerate(outcomes)
     }
-    return ComparedSide(name="b", overrides=(), config={}, objective=AmortisedTime(num_trainings=1), runs=runs)
+    return ComparedSide(
+        name="b", overrides=(), config={}, objective=AmortisedTime(num_trainings=1), runs=runs
+    )
 
 
 def test_code_that_fails_again_and_again_ends_a_comparison() -> None:
@@ -279,9 +401,10 @@ def test_code_that_fails_again_and_again_ends_a_comparison() -> None:
 
 def test_help_needs_none_of_what_takes_long_to_import() -> None:
     code = (
-        "import sys\nfrom autotune.compare import compare_command\n"
-        "try:\n    compare_command(['--help'])\nexcept SystemExit as ended:\n    code = ended.code\n"
-        "sys.exit(code or bool({'torch', 'hydra', 'ray', 'mlflow', 'plotly', 'scipy'} & set(sys.modules)))"
+        "import sys\nfrom autotune.compare import compare_command\ntry:\n   "
+        " compare_command(['--help'])\nexcept SystemExit as ended:\n    code ="
+        " ended.code\nsys.exit(code or bool({'torch', 'hydra', 'ray', 'mlflow', 'plotly', 'scipy'}"
+        " & set(sys.modules)))"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert said.returncode == 0

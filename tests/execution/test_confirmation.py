@@ -1,4 +1,6 @@
-"""Confirming: which configurations race, how a race is kept, and what its runs say of baseline and winner."""
+"""Confirming: which configurations race, how a race is kept, and what its runs say of baseline
+and winner.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +9,13 @@ from dataclasses import replace
 import pytest
 
 from autotune.comparison import RunScore
-from autotune.execution.confirmation import Confirmation, PlannedRace, conclude, confirmation_seed, plan_race
+from autotune.execution.confirmation import (
+    Confirmation,
+    PlannedRace,
+    conclude,
+    confirmation_seed,
+    plan_race,
+)
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import AmortisedTime, Objective
 from autotune.outcome import Outcome
@@ -19,11 +27,23 @@ OBJECTIVE = AmortisedTime(num_trainings=1)
 BASELINE = Suggestion({"lr": 0.1})
 
 
-def make_result(trial: int, seconds: float | None, *, reached: bool = True, lr: float = 0.1) -> TrialResult:
+def make_result(
+    trial: int, seconds: float | None, *, reached: bool = True, lr: float = 0.1
+) -> TrialResult:
     evaluation = Evaluation(
-        step=1, epoch=1.0, samples=1, build_seconds=0.0, prepare_seconds=0.0, train_seconds=seconds or 0.0, evaluate_seconds=0.0,
-        metric=1.0, loss=0.0, samples_per_second=1.0, peak_memory_bytes=None, energy_joules=None,
-    )  # fmt: skip
+        step=1,
+        epoch=1.0,
+        samples=1,
+        build_seconds=0.0,
+        prepare_seconds=0.0,
+        train_seconds=seconds or 0.0,
+        evaluate_seconds=0.0,
+        metric=1.0,
+        loss=0.0,
+        samples_per_second=1.0,
+        peak_memory_bytes=None,
+        energy_joules=None,
+    )
     return TrialResult(
         trial=trial,
         values={"lr": lr},
@@ -38,14 +58,22 @@ def make_result(trial: int, seconds: float | None, *, reached: bool = True, lr: 
 
 
 def planned(
-    times: Mapping[int, float], *, rates: Mapping[int, float] | None = None, num_candidates: int = 8, first_round: int = 0
+    times: Mapping[int, float],
+    *,
+    rates: Mapping[int, float] | None = None,
+    num_candidates: int = 8,
+    first_round: int = 0,
 ) -> PlannedRace:
-    """A race of trials that reached the target after so many seconds, each a configuration of its own; trial 0 is the baseline."""
+    """A race of trials that reached the target after so many seconds, each a configuration of
+    its own; trial 0 is the baseline.
+    """
     rates = rates or {trial: 0.1 * (trial + 1) for trial in times}
     return plan_race(
         baseline_trial=0,
         baseline=BASELINE,
-        results={trial: make_result(trial, seconds, lr=rates[trial]) for trial, seconds in times.items()},
+        results={
+            trial: make_result(trial, seconds, lr=rates[trial]) for trial, seconds in times.items()
+        },
         expected_scores=times,
         objective=OBJECTIVE,
         num_candidates=num_candidates,
@@ -61,38 +89,65 @@ def concluded(
     objective: Objective = OBJECTIVE,
     min_reach_rate: float = 0.0,
 ) -> Confirmation:
-    """A race of one candidate: seconds of each pair's runs, None for one that crashed; those in ``missed`` fell short of the target."""
+    """A race of one candidate: seconds of each pair's runs, None for one that crashed.
+
+    Those in ``missed`` fell short of the target.
+    """
     runs = {
-        (trial, number): make_result(trial, each, reached=each is not None and (trial, number) not in missed)
+        (trial, number): make_result(
+            trial, each, reached=each is not None and (trial, number) not in missed
+        )
         for trial, row in enumerate((baseline, winner))
         for number, each in enumerate(row)
     }
-    limits = RaceLimits(max_runs=40, num_pairs=max(len(baseline), len(winner)), min_reach_rate=min_reach_rate)
+    limits = RaceLimits(
+        max_runs=40, num_pairs=max(len(baseline), len(winner)), min_reach_rate=min_reach_rate
+    )
     return conclude(planned({0: 2.0, 1: 1.0}), runs, limits, objective)
 
 
 def test_the_baseline_comes_first_and_each_configuration_once() -> None:
-    race = planned({0: 5.0, 1: 2.0, 2: 3.0, 3: 1.0, 4: 4.0}, rates={0: 0.1, 1: 0.2, 2: 0.3, 3: 0.2, 4: 0.4}, num_candidates=2)
-    assert [(arm.trial, arm.label) for arm in race.arms] == [(0, "baseline"), (3, "trial 3"), (2, "trial 2")]
+    race = planned(
+        {0: 5.0, 1: 2.0, 2: 3.0, 3: 1.0, 4: 4.0},
+        rates={0: 0.1, 1: 0.2, 2: 0.3, 3: 0.2, 4: 0.4},
+        num_candidates=2,
+    )
+    assert [(arm.trial, arm.label) for arm in race.arms] == [
+        (0, "baseline"),
+        (3, "trial 3"),
+        (2, "trial 2"),
+    ]
     assert [arm.expected_score for arm in race.arms] == [5.0, 1.0, 3.0]
     assert race.train_seconds == 15.0
 
 
 def test_a_trial_of_the_baselines_configuration_is_no_candidate() -> None:
     assert [arm.trial for arm in planned({0: 2.0, 1: 1.0}, rates={0: 0.1, 1: 0.1}).arms] == [0]
-    whole = {trial: make_result(trial, seconds, lr=1.0) for trial, seconds in {0: 2.0, 1: 1.0}.items()}
+    whole = {
+        trial: make_result(trial, seconds, lr=1.0) for trial, seconds in {0: 2.0, 1: 1.0}.items()
+    }
     race = plan_race(
-        baseline_trial=0, baseline=Suggestion({"lr": 1}), results=whole, expected_scores={0: 2.0, 1: 1.0}, objective=OBJECTIVE,
-        num_candidates=8, first_round=0,
-    )  # fmt: skip
+        baseline_trial=0,
+        baseline=Suggestion({"lr": 1}),
+        results=whole,
+        expected_scores={0: 2.0, 1: 1.0},
+        objective=OBJECTIVE,
+        num_candidates=8,
+        first_round=0,
+    )
     assert [arm.trial for arm in race.arms] == [0]
 
 
 def test_a_baseline_that_fell_short_is_expected_to_take_more_than_it_spent() -> None:
     race = plan_race(
-        baseline_trial=0, baseline=BASELINE, results={0: make_result(0, 7.0, reached=False), 1: make_result(1, 2.0, lr=0.2)},
-        expected_scores={1: 2.0}, objective=OBJECTIVE, num_candidates=8, first_round=0,
-    )  # fmt: skip
+        baseline_trial=0,
+        baseline=BASELINE,
+        results={0: make_result(0, 7.0, reached=False), 1: make_result(1, 2.0, lr=0.2)},
+        expected_scores={1: 2.0},
+        objective=OBJECTIVE,
+        num_candidates=8,
+        first_round=0,
+    )
     assert (race.arms[0].expected_score, race.arms[0].least_score) == (math.inf, 7.0)
 
 
@@ -102,27 +157,54 @@ def test_a_race_is_kept_and_goes_on_as_it_was_planned() -> None:
     assert PlannedRace.from_dict(race.as_dict(), BASELINE, results) == race
 
 
-def on_device(device_type: str, trial: int, *, build_seconds: float = 0.0, wall_seconds: float = 9.0) -> TrialResult:
+def on_device(
+    device_type: str, trial: int, *, build_seconds: float = 0.0, wall_seconds: float = 9.0
+) -> TrialResult:
     """A training of one second, which spent half a second on preparing and evaluating, too."""
     made = make_result(trial, 1.0, lr=0.1 * (trial + 1))
-    phases = replace(made.evaluations[0], build_seconds=build_seconds, prepare_seconds=0.25, evaluate_seconds=0.25)
-    return replace(made, evaluations=(phases,), stopped_at=wall_seconds, fingerprint={"device_type": device_type})
+    phases = replace(
+        made.evaluations[0],
+        build_seconds=build_seconds,
+        prepare_seconds=0.25,
+        evaluate_seconds=0.25,
+    )
+    return replace(
+        made,
+        evaluations=(phases,),
+        stopped_at=wall_seconds,
+        fingerprint={"device_type": device_type},
+    )
 
 
-@pytest.mark.parametrize(("device_type", "wanted"), [("cpu", [1.0, 1.0, 1.0]), ("cuda", [6.5, 6.5, 8.5])])
-def test_on_a_gpu_a_run_is_expected_to_take_what_a_trial_took_in_a_fresh_process(device_type: str, wanted: list[float]) -> None:
-    build_seconds = [5.0, 0.1, 7.0]  # the first trial's process was a fresh one; the last one was also compiled
-    results = {trial: on_device(device_type, trial, build_seconds=each, wall_seconds=900.0) for trial, each in enumerate(build_seconds)}
+@pytest.mark.parametrize(
+    ("device_type", "wanted"), [("cpu", [1.0, 1.0, 1.0]), ("cuda", [6.5, 6.5, 8.5])]
+)
+def test_on_a_gpu_a_run_is_expected_to_take_what_a_trial_took_in_a_fresh_process(
+    device_type: str, wanted: list[float]
+) -> None:
+    # the first trial's process was a fresh one; the last one was also compiled
+    build_seconds = [5.0, 0.1, 7.0]
+    results = {
+        trial: on_device(device_type, trial, build_seconds=each, wall_seconds=900.0)
+        for trial, each in enumerate(build_seconds)
+    }
     race = plan_race(
-        baseline_trial=0, baseline=BASELINE, results=results, expected_scores={0: 3.0, 1: 1.0, 2: 2.0}, objective=OBJECTIVE,
-        num_candidates=8, first_round=0,
-    )  # fmt: skip
+        baseline_trial=0,
+        baseline=BASELINE,
+        results=results,
+        expected_scores={0: 3.0, 1: 1.0, 2: 2.0},
+        objective=OBJECTIVE,
+        num_candidates=8,
+        first_round=0,
+    )
     assert [arm.run_seconds for arm in race.arms] == wanted
     assert race.train_seconds == 3.0
 
 
 @pytest.mark.parametrize(("device_type", "num_pairs"), [("cpu", 9), ("cuda", MIN_PAIRS)])
-def test_on_a_gpu_all_seconds_of_a_run_are_taken_from_the_budget(device_type: str, num_pairs: int) -> None:
+def test_on_a_gpu_all_seconds_of_a_run_are_taken_from_the_budget(
+    device_type: str, num_pairs: int
+) -> None:
     race, limits = planned({0: 1.0, 1: 1.0, 2: 1.0}), RaceLimits(max_runs=100, max_seconds=40.0)
     runs: dict[tuple[int, int], TrialResult] = {}
     while not (now := race.standing(runs, limits, OBJECTIVE)).claim_rounds:
@@ -134,8 +216,15 @@ def test_runs_of_an_earlier_race_have_no_part_in_a_later_one() -> None:
     race = planned({0: 5.0, 1: 1.0}, first_round=4)
     old = {(trial, number): make_result(trial, 1.0) for trial in (0, 1) for number in range(4)}
     limits = RaceLimits(max_runs=40, num_pairs=2)
-    assert race.standing(old, limits, OBJECTIVE).pending == race.standing({}, limits, OBJECTIVE).pending
-    new = {(trial, number): make_result(trial, [4.0, 2.0][trial]) for trial in (0, 1) for number in (4, 5)}
+    assert (
+        race.standing(old, limits, OBJECTIVE).pending
+        == race.standing({}, limits, OBJECTIVE).pending
+    )
+    new = {
+        (trial, number): make_result(trial, [4.0, 2.0][trial])
+        for trial in (0, 1)
+        for number in (4, 5)
+    }
     confirmed = conclude(race, {**old, **new}, limits, OBJECTIVE)
     assert confirmed.speed_up is not None
     assert (confirmed.speed_up.ratio, len(confirmed.runs)) == (2.0, 4)
@@ -155,7 +244,8 @@ def test_all_arms_of_a_round_share_a_seed_of_their_own() -> None:
         ([1.0] * 4, [3.0] * 4, [], 0.0, 0, 1 / 3, "measured"),
         ([1.0], [2.0], [(0, 0), (1, 0)], 0.0, None, None, None),
         ([8.0, 8.0], [2.0, 2.0], [(0, 0), (0, 1)], 0.0, 1, 4.0, "at least"),
-        ([None, 3.0], [2.0, 2.0], [], 0.0, 1, 3.0, "measured"),  # a crash is a miss, and never left out
+        # a crash is a miss, and never left out
+        ([None, 3.0], [2.0, 2.0], [], 0.0, 1, 3.0, "measured"),
         ([None, None], [2.0, 2.0], [], 0.0, 1, None, None),
     ],
 )
@@ -189,4 +279,7 @@ def test_an_objective_without_a_bound_gives_no_score_to_what_fell_short() -> Non
 def test_arms_are_compared_round_by_round() -> None:
     confirmed = concluded([2.0, 20.0, 200.0], [1.0, 10.0, 100.0])
     assert confirmed.speed_up is not None
-    assert (confirmed.speed_up.low, confirmed.speed_up.high) == (pytest.approx(2.0), pytest.approx(2.0)), "a machine's drift is in both"
+    assert (confirmed.speed_up.low, confirmed.speed_up.high) == (
+        pytest.approx(2.0),
+        pytest.approx(2.0),
+    ), "a machine's drift is in both"

@@ -24,9 +24,21 @@ def test_a_text_composes_as_a_file_of_it_would(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("hydra: {run: {dir: /tmp}}", "hydra: found settings of Hydra's own, accepted are autotune's keys"),
-        ("a: ${oc.env:HOME}", "a: found ${ with more than a key, accepted in a file is ${KEY}; what is read from the environment belongs "),
-        ("defaults: [../mine]", "defaults: found ../mine, accepted are names of files in the folder of their group"),
+        (
+            "hydra: {run: {dir: /tmp}}",
+            "hydra: found settings of Hydra's own, accepted are autotune's keys",
+        ),
+        (
+            "a: ${oc.env:HOME}",
+            (
+                "a: found ${ with more than a key, accepted in a file is ${KEY}; what is read from"
+                " the environment belongs "
+            ),
+        ),
+        (
+            "defaults: [../mine]",
+            "defaults: found ../mine, accepted are names of files in the folder of their group",
+        ),
         ("[1]", "found a list, accepted is a mapping of keys to values"),
     ],
 )
@@ -46,9 +58,15 @@ def test_a_winner_that_no_script_can_say_leaves_none_and_says_why(tmp_path: Path
 
 def test_a_winner_of_a_function_leaves_its_arguments_and_its_call(tmp_path: Path) -> None:
     training = "{_target_: my_fit.train, lr: 0.03, widths: [8, 16], name: plain}"
-    config = Composer(["experiment=cnn", f"training={training}", "allowed_targets=[my_fit]"]).compose().trial
+    config = (
+        Composer(["experiment=cnn", f"training={training}", "allowed_targets=[my_fit]"])
+        .compose()
+        .trial
+    )
     assert write_program(tmp_path, config, "", num_threads=1) is None
     assert [path.name for path in tmp_path.iterdir()] == ["best_arguments.yaml"]
-    assert (tmp_path / "best_arguments.yaml").read_text() == (
-        f"# Best of study {tmp_path.name}: train(lr=0.03, widths=[8, 16], name='plain')\nlr: 0.03\nwidths:\n- 8\n- 16\nname: plain\n"
+    assert (
+        (tmp_path / "best_arguments.yaml").read_text()
+        == f"# Best of study {tmp_path.name}: train(lr=0.03, widths=[8, 16], name='plain')\n"
+        "lr: 0.03\nwidths:\n- 8\n- 16\nname: plain\n"
     )

@@ -15,7 +15,11 @@ from tests.support.namespaces import Host, hosts
 from tests.support.patience import exit_code, wait_until
 from tests.support.studies import rows_of
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,17 +37,38 @@ class FarCluster:
         return f"{self.head.address}:6379"
 
     def start(self, name: str, *arguments: str) -> Any:
-        command = [sys.executable, "-m", "autotune", f"cluster.address={self.address}", f"study.name={name}", *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "autotune",
+            f"cluster.address={self.address}",
+            f"study.name={name}",
+            *arguments,
+        ]
         return self.driver.start(*command, folder=self.folder, log=self.folder / f"{name}.txt")
 
     def join(self, host: Host) -> None:
         """Start Ray on a host."""
-        where = ["--head", "--port=6379", "--include-dashboard=false"] if host is self.head else [f"--address={self.address}"]
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", *where]
+        where = (
+            ["--head", "--port=6379", "--include-dashboard=false"]
+            if host is self.head
+            else [f"--address={self.address}"]
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "ray.scripts.scripts",
+            "start",
+            "--block",
+            "--disable-usage-stats",
+            *where,
+        ]
         size = [f"--node-ip-address={host.address}", f"--num-cpus={int(host in self.nodes)}"]
         log = self.folder.parent / f"{host.name}.txt"
         process = host.start("env", "RAY_AUTH_MODE=token", *command, *size, log=log)
-        wait_until(lambda: "Ray runtime started" in log.read_text(), process=process, said=log.read_text)
+        wait_until(
+            lambda: "Ray runtime started" in log.read_text(), process=process, said=log.read_text
+        )
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +85,9 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FarCluster]:
         yield cluster
 
 
-def test_a_driver_on_another_node_than_the_trials_comes_to_a_confirmed_result(far: FarCluster) -> None:
+def test_a_driver_on_another_node_than_the_trials_comes_to_a_confirmed_result(
+    far: FarCluster,
+) -> None:
     study = far.start("far", "experiment=cnn_smoke", "target.value=0.88")
     assert exit_code(study) == 0, (far.folder / "far.txt").read_text()
     assert len(rows_of(far.folder / "outputs/far/trials.csv")) == 4

@@ -1,4 +1,6 @@
-"""A fork server: each training in a process that never trained, which ends as it would anywhere and leaves nothing behind."""
+"""A fork server: each training in a process that never trained, which ends as it would anywhere
+and leaves nothing behind.
+"""
 
 import contextlib
 import os
@@ -67,7 +69,9 @@ def make_task(trial_config: Callable[..., TrialConfig], tmp_path: Path) -> Calla
 
     def make(how: str | None = None, **fields: Any) -> TrialTask:
         task = make_trial_task(
-            trial_config("epochs=3", "target.value=0.999", "seed=11", "allowed_targets=[ends]"), tmp_path, name="confirm-0-0"
+            trial_config("epochs=3", "target.value=0.999", "seed=11", "allowed_targets=[ends]"),
+            tmp_path,
+            name="confirm-0-0",
         )
         if how is not None:
             task = replace(task, config=replace(task.config, training={"_target_": f"ends.{how}"}))
@@ -85,7 +89,11 @@ def server() -> Iterator[ForkServer]:
 
 
 def numbers(reports: list[Any]) -> list[tuple[int, float, float]]:
-    return [(report.evaluation.step, report.evaluation.metric, report.evaluation.loss) for report in reports if report.evaluation]
+    return [
+        (report.evaluation.step, report.evaluation.metric, report.evaluation.loss)
+        for report in reports
+        if report.evaluation
+    ]
 
 
 _NEW_PROCESS = """
@@ -99,9 +107,17 @@ sys.stdout.buffer.write(pickle.dumps(reports))
 """
 
 
-def test_a_forked_process_trains_as_a_new_one_to_the_last_bit_and_never_trained(server: ForkServer, make_task: Any) -> None:
+def test_a_forked_process_trains_as_a_new_one_to_the_last_bit_and_never_trained(
+    server: ForkServer, make_task: Any
+) -> None:
     task = make_task()
-    new = subprocess.run([sys.executable, "-c", _NEW_PROCESS], input=pickle.dumps(task), cwd=ROOT, capture_output=True, check=True)
+    new = subprocess.run(
+        [sys.executable, "-c", _NEW_PROCESS],
+        input=pickle.dumps(task),
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
     forked = [list(server.train(task)) for _ in range(2)]
     assert len(numbers(forked[0])) == 3
     assert numbers(forked[0]) == numbers(forked[1]) == numbers(pickle.loads(new.stdout))
@@ -109,20 +125,29 @@ def test_a_forked_process_trains_as_a_new_one_to_the_last_bit_and_never_trained(
     assert forked[0][0].fingerprint["sha256"] == forked[1][0].fingerprint["sha256"]
 
 
-@pytest.mark.parametrize(("how", "told", "outcome"), [("kills", "SIGKILL", Outcome.LOST), ("crashes", "SIGSEGV", Outcome.ERRORED)])
+@pytest.mark.parametrize(
+    ("how", "told", "outcome"),
+    [("kills", "SIGKILL", Outcome.LOST), ("crashes", "SIGSEGV", Outcome.ERRORED)],
+)
 def test_what_ended_a_process_is_said_and_the_next_one_trains(
     server: ForkServer, make_task: Any, how: str, told: str, outcome: Outcome
 ) -> None:
     last = list(server.train(make_task(how)))[-1]
     assert last == Died(reason=f"the worker died: it was ended by {told}")
     death = outcome_of_death(make_task(), seconds=1.0, reason=last.reason)
-    assert (death.outcome, death.error, death.num_retries > 0) == (outcome, last.reason, outcome is Outcome.LOST)
+    assert (death.outcome, death.error, death.num_retries > 0) == (
+        outcome,
+        last.reason,
+        outcome is Outcome.LOST,
+    )
     [report, *_] = server.train(make_task("works"))
     assert isinstance(report, WorkerReport)
     assert report.outcome is Outcome.REACHED
 
 
-def test_a_training_past_its_deadline_ends_with_all_that_it_started(server: ForkServer, make_task: Any, tmp_path: Path) -> None:
+def test_a_training_past_its_deadline_ends_with_all_that_it_started(
+    server: ForkServer, make_task: Any, tmp_path: Path
+) -> None:
     task = make_task("hangs", deadline_seconds=15.0)
     last = list(server.train(task))[-1]
     assert last == Died(reason="the worker died: it ended with exit code 1")
@@ -142,7 +167,9 @@ def test_what_keeps_pythons_lock_is_ended_by_a_timer(server: ForkServer, make_ta
     assert "in hangs_in_c" in death.error
 
 
-def test_one_process_trains_one_trial_after_another_until_nobody_wants_it(server: ForkServer, make_task: Any, tmp_path: Path) -> None:
+def test_one_process_trains_one_trial_after_another_until_nobody_wants_it(
+    server: ForkServer, make_task: Any, tmp_path: Path
+) -> None:
     with contextlib.closing(ForkedProcess(server.address, {})) as process:
         whole = numbers(reports_of(ForkedRun(process, make_task())))
         again = ForkedRun(process, make_task(state_folder=str(tmp_path / "state")))
@@ -152,7 +179,9 @@ def test_one_process_trains_one_trial_after_another_until_nobody_wants_it(server
         again.keep()
         again.close()
         assert (tmp_path / "state").is_dir()
-        resumed = ForkedRun(process, make_task(state_folder=str(tmp_path / "state"), is_paused=True))
+        resumed = ForkedRun(
+            process, make_task(state_folder=str(tmp_path / "state"), is_paused=True)
+        )
         assert numbers([first, *reports_of(resumed)]) == whole
         never_paused = ForkedRun(process, make_task())
         never_paused.next_report()
@@ -190,12 +219,20 @@ def short_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def test_nothing_is_left_of_a_training_whose_owner_was_killed(make_task: Any, tmp_path: Path, short_folder: Path) -> None:
+def test_nothing_is_left_of_a_training_whose_owner_was_killed(
+    make_task: Any, tmp_path: Path, short_folder: Path
+) -> None:
     temporary = short_folder
     (tmp_path / "task").write_bytes(pickle.dumps(make_task("hangs")))
     with (tmp_path / "task").open("rb") as task:
         environment = {**os.environ, "TMPDIR": str(temporary)}
-        owner = subprocess.Popen([sys.executable, "-c", _OWNER], stdin=task, cwd=ROOT, env=environment, start_new_session=True)
+        owner = subprocess.Popen(
+            [sys.executable, "-c", _OWNER],
+            stdin=task,
+            cwd=ROOT,
+            env=environment,
+            start_new_session=True,
+        )
     wait_until((tmp_path / "trains").is_file, process=owner)
     assert not _are_gone(tmp_path)
     assert any(temporary.glob("autotune-*"))

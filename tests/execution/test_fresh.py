@@ -1,4 +1,6 @@
-"""Fresh processes on Ray: one run after another, of any size, and nothing left of one that was interrupted."""
+"""Fresh processes on Ray: one run after another, of any size, and nothing left of one that was
+interrupted.
+"""
 
 import contextlib
 import threading
@@ -49,12 +51,24 @@ def waits():
 def make_run(trial_config: Callable[..., TrialConfig], tmp_path: Path) -> Callable[..., FreshRun]:
     (tmp_path / "trainings.py").write_text(_TRAININGS)
 
-    def make(how: str | None, *overrides: str, num_cpus: int = 1, on_start: Callable[[], None] = lambda: None) -> FreshRun:
+    def make(
+        how: str | None,
+        *overrides: str,
+        num_cpus: int = 1,
+        on_start: Callable[[], None] = lambda: None,
+    ) -> FreshRun:
         config = trial_config("epochs=1", "allowed_targets=[trainings]", *overrides)
         if how is not None:
             config = replace(config, training={"_target_": f"trainings.{how}"})
         task = make_trial_task(config, tmp_path, name="confirm-0-0", num_cpus=num_cpus)
-        return FreshRun(task=task, trial=7, values={}, overrides=overrides, on_start=on_start, on_evaluation=lambda evaluation: None)
+        return FreshRun(
+            task=task,
+            trial=7,
+            values={},
+            overrides=overrides,
+            on_start=on_start,
+            on_evaluation=lambda evaluation: None,
+        )
 
     return make
 
@@ -81,7 +95,9 @@ def test_the_first_compiled_run_of_a_comparison_compiles_and_later_ones_are_char
     with compiled_anew() as anew:
         assert anew(run.task) == run.task
         first = train(processes, replace(compiled, task=anew(compiled.task))).last
-        assert len(list((tmp_path / "compiled").iterdir())) == 2, "what was compiled, and its record"
+        assert len(list((tmp_path / "compiled").iterdir())) == 2, (
+            "what was compiled, and its record"
+        )
         again = anew(replace(compiled.task, config=replace(compiled.task.config, seed=5)))
         second = train(processes, replace(compiled, task=again)).last
     assert first is not None
@@ -91,7 +107,9 @@ def test_the_first_compiled_run_of_a_comparison_compiles_and_later_ones_are_char
     assert not (tmp_path / "compiled").exists()
 
 
-def test_each_run_has_a_process_of_its_own_forked_by_one(processes: FreshProcesses, make_run: Any, tmp_path: Path) -> None:
+def test_each_run_has_a_process_of_its_own_forked_by_one(
+    processes: FreshProcesses, make_run: Any, tmp_path: Path
+) -> None:
     results = [train(processes, make_run("works")) for _ in range(3)]
     assert [each.outcome for each in results] == [Outcome.REACHED] * 3
     ran = [line.split() for line in (tmp_path / "processes").read_text().splitlines()]
@@ -99,14 +117,21 @@ def test_each_run_has_a_process_of_its_own_forked_by_one(processes: FreshProcess
     assert len({parent for _, parent in ran}) == 1
 
 
-def test_a_process_that_is_killed_is_told_and_the_next_run_trains(processes: FreshProcesses, make_run: Any) -> None:
+def test_a_process_that_is_killed_is_told_and_the_next_run_trains(
+    processes: FreshProcesses, make_run: Any
+) -> None:
     killed = train(processes, make_run("kills"))
-    assert (killed.outcome, killed.error) == (Outcome.LOST, "the worker died: it was ended by SIGKILL")
+    assert (killed.outcome, killed.error) == (
+        Outcome.LOST,
+        "the worker died: it was ended by SIGKILL",
+    )
     assert train(processes, make_run("works")).outcome is Outcome.REACHED
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_an_interrupt_ends_the_run_that_is_under_way(cluster: ClusterSize, make_run: Any, tmp_path: Path, own: bool) -> None:
+def test_an_interrupt_ends_the_run_that_is_under_way(
+    cluster: ClusterSize, make_run: Any, tmp_path: Path, own: bool
+) -> None:
     interrupt = threading.Event()
     with (
         contextlib.closing(ForkServer()) if own else contextlib.nullcontext() as server,

@@ -1,4 +1,7 @@
-"""Each trial of a user's function has a process to itself: what one leaves there, no other finds; unless a process may be reused."""
+"""Each trial of a user's function has a process to itself: what one leaves there, no other finds.
+
+Unless a process may be reused.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -68,22 +71,37 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_task(trial_config: Callable[..., TrialConfig], folder: Path) -> MakeTask:
     def make(log: str, name: str, *, is_paused: bool = False, **keys: Any) -> TrialTask:
         config = trial_config(
-            training={"_target_": "leaving.train", "log": str(folder / log), "folder": str(folder / "left"), **keys},
+            training={
+                "_target_": "leaving.train",
+                "log": str(folder / log),
+                "folder": str(folder / "left"),
+                **keys,
+            },
             target=Target(metric="score", value=0.5, mode="max", max_train_seconds=1e9),
             allowed_targets=("leaving",),
         )
         (folder / "paused").mkdir(exist_ok=True)
-        return make_trial_task(config, folder, name=name, state_folder=str(folder / "paused" / name), is_paused=is_paused)
+        return make_trial_task(
+            config,
+            folder,
+            name=name,
+            state_folder=str(folder / "paused" / name),
+            is_paused=is_paused,
+        )
 
     return make
 
 
 @contextmanager
-def worker_of(first: TrialTask, kind: type[TrialWorker] = TrialWorker) -> Iterator[Callable[..., Any]]:
+def worker_of(
+    first: TrialTask, kind: type[TrialWorker] = TrialWorker
+) -> Iterator[Callable[..., Any]]:
     """Calls methods of a Ray worker whose first trial is given."""
     worker = ray.remote(kind).options(num_cpus=1).remote({"task": first})
     try:
-        yield lambda method, *arguments: ray.get(getattr(worker, method).remote(*arguments), timeout=PATIENCE_SECONDS)
+        yield lambda method, *arguments: ray.get(
+            getattr(worker, method).remote(*arguments), timeout=PATIENCE_SECONDS
+        )
     finally:
         ray.kill(worker)
 
@@ -107,8 +125,16 @@ def server() -> Iterator[ForkServer]:
 
 
 @pytest.fixture(scope="module", params=["the driver's fork server", "a worker's own"])
-def calls(request: pytest.FixtureRequest, cluster: None, make_task: MakeTask, server: ForkServer, folder: Path) -> list[dict[str, Any]]:
-    """What each call found: two trials one after the other, the second one paused, a third one, and the second one resumed."""
+def calls(
+    request: pytest.FixtureRequest,
+    cluster: None,
+    make_task: MakeTask,
+    server: ForkServer,
+    folder: Path,
+) -> list[dict[str, Any]]:
+    """What each call found: two trials one after the other, the second one paused, a third one,
+    and the second one resumed.
+    """
     address = server.address if request.param == "the driver's fork server" else None
     log = f"{address is None}.jsonl"
 
@@ -123,13 +149,23 @@ def calls(request: pytest.FixtureRequest, cluster: None, make_task: MakeTask, se
         call("reset", {"task": task("third")})
         assert to_the_end(call)[-1].outcome is Outcome.MISSED
         call("reset", {"task": task("second", is_paused=True)})
-        assert [report.evaluation.epoch for report in to_the_end(call) if report.evaluation] == [2, 3]
+        assert [report.evaluation.epoch for report in to_the_end(call) if report.evaluation] == [
+            2,
+            3,
+        ]
     return noted(folder / log)
 
 
-def test_each_trial_has_a_process_to_itself_and_finds_nothing_of_another(calls: list[dict[str, Any]]) -> None:
+def test_each_trial_has_a_process_to_itself_and_finds_nothing_of_another(
+    calls: list[dict[str, Any]],
+) -> None:
     assert [call["found"] for call in calls] == [calls[0]["found"]] * 4
-    assert [call["epoch"] for call in calls] == [0, 0, 0, 1], "one call a trial, and one more for the resumed one"
+    assert [call["epoch"] for call in calls] == [
+        0,
+        0,
+        0,
+        1,
+    ], "one call a trial, and one more for the resumed one"
     assert len({call["process"] for call in calls}) == 4
 
 
@@ -137,12 +173,17 @@ def test_a_process_that_may_be_reused_is_warmed_up_once_and_keeps_its_state(
     cluster: None, make_task: MakeTask, server: ForkServer, folder: Path
 ) -> None:
     first, second = (
-        replace(make_task("reused.jsonl", name, _reuse_process_=True), fork_server=server.address) for name in ("first", "second")
+        replace(make_task("reused.jsonl", name, _reuse_process_=True), fork_server=server.address)
+        for name in ("first", "second")
     )
     with worker_of(first) as call:
         to_the_end(call)
         call("reset", {"task": second})
         to_the_end(call)
     calls = noted(folder / "reused.jsonl")
-    assert [call["found"]["list"] for call in calls] == [0, 1, 2], "a call that does not count, and two trials"
+    assert [call["found"]["list"] for call in calls] == [
+        0,
+        1,
+        2,
+    ], "a call that does not count, and two trials"
     assert len({call["process"] for call in calls}) == 1

@@ -1,4 +1,6 @@
-"""A Ray cluster of three nodes (and a head that takes no trials) on one machine, which loses one in the middle of a study."""
+"""A Ray cluster of three nodes (and a head that takes no trials) on one machine, which loses one
+in the middle of a study.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,11 @@ from ray.cluster_utils import Cluster
 from tests.support.patience import exit_code, wait_until
 from tests.support.studies import rows_of, runs_of, trained_at_once
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
+]
 
 NUM_TRIALS = 10
 
@@ -19,7 +25,9 @@ def num_ended(folder: Path) -> int:
 
 
 def is_training(node: Any) -> bool:
-    """Whether a worker of the node has a trial: it is a child of the node's raylet, and says what it runs."""
+    """Whether a worker of the node has a trial: it is a child of the node's raylet, and says
+    what it runs.
+    """
     raylets = {each.process.pid for each in node.all_processes["raylet"]}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -31,8 +39,12 @@ def is_training(node: Any) -> bool:
     return False
 
 
-def test_the_trials_of_a_node_that_is_killed_run_again_elsewhere(commands: Any, tmp_path: Path) -> None:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+def test_the_trials_of_a_node_that_is_killed_run_again_elsewhere(
+    commands: Any, tmp_path: Path
+) -> None:
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+    )
     nodes = [cluster.add_node(num_cpus=1) for _ in range(3)]
     training: list[Any] = []
 
@@ -42,11 +54,19 @@ def test_the_trials_of_a_node_that_is_killed_run_again_elsewhere(commands: Any, 
 
     try:
         study = commands.start(
-            "experiment=cnn", f"cluster.address={cluster.address}", "study.name=lost", "search=random", "stopping=none", "confirm=none",
-            f"search.num_trials={NUM_TRIALS}", "search.time_budget_seconds=null",
-            "target.value=0.9999", "target.max_train_seconds=4", "epochs=interval(200.0,300.0)",
+            "experiment=cnn",
+            f"cluster.address={cluster.address}",
+            "study.name=lost",
+            "search=random",
+            "stopping=none",
+            "confirm=none",
+            f"search.num_trials={NUM_TRIALS}",
+            "search.time_budget_seconds=null",
+            "target.value=0.9999",
+            "target.max_train_seconds=4",
+            "epochs=interval(200.0,300.0)",
             folder=tmp_path,
-        )  # fmt: skip
+        )
         wait_until(has_one_to_kill, process=study, said=(tmp_path / "out.txt").read_text)
         cluster.remove_node(training[0], allow_graceful=False)
         assert exit_code(study) in (0, 3), (tmp_path / "err.txt").read_text()
@@ -55,28 +75,51 @@ def test_the_trials_of_a_node_that_is_killed_run_again_elsewhere(commands: Any, 
     rows = rows_of(tmp_path / "outputs/lost/trials.csv")
     assert len(rows) == NUM_TRIALS, "the whole budget, nothing counted twice"
     assert {row["outcome"] for row in rows} <= {"REACHED", "MISSED", "TIMED_OUT", "DIVERGED"}
-    assert trained_at_once(tmp_path / "outputs/lost/trace.csv"), "workers start beside each other, none is given up for one that is free"
+    assert trained_at_once(tmp_path / "outputs/lost/trace.csv"), (
+        "workers start beside each other, none is given up for one that is free"
+    )
     runs = [run for run in runs_of(tmp_path) if "autotune.trial" in run.data.tags]
-    lost = {run.data.tags["autotune.trial"] for run in runs if run.data.tags["autotune.outcome"] == "LOST"}
-    again = {run.data.tags["autotune.retry_of"] for run in runs if "autotune.retry_of" in run.data.tags}
+    lost = {
+        run.data.tags["autotune.trial"]
+        for run in runs
+        if run.data.tags["autotune.outcome"] == "LOST"
+    }
+    again = {
+        run.data.tags["autotune.retry_of"] for run in runs if "autotune.retry_of" in run.data.tags
+    }
     assert lost
     assert again == lost
-    assert {run.data.tags["autotune.trial"] for run in runs} - lost == {row["trial"] for row in rows}
+    assert {run.data.tags["autotune.trial"] for run in runs} - lost == {
+        row["trial"] for row in rows
+    }
 
 
-def test_a_study_whose_machines_have_all_left_says_so_and_goes_on_when_one_comes(commands: Any, tmp_path: Path) -> None:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+def test_a_study_whose_machines_have_all_left_says_so_and_goes_on_when_one_comes(
+    commands: Any, tmp_path: Path
+) -> None:
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+    )
     node = cluster.add_node(num_cpus=1)
     out = tmp_path / "out.txt"
     try:
         study = commands.start(
-            "experiment=cnn", f"cluster.address={cluster.address}", "study.name=lost", "search=random", "confirm=none",
-            "search.num_trials=6", "search.time_budget_seconds=null", "target.value=0.9", folder=tmp_path,
-        )  # fmt: skip
+            "experiment=cnn",
+            f"cluster.address={cluster.address}",
+            "study.name=lost",
+            "search=random",
+            "confirm=none",
+            "search.num_trials=6",
+            "search.time_budget_seconds=null",
+            "target.value=0.9",
+            folder=tmp_path,
+        )
         wait_until(lambda: num_ended(tmp_path) >= 2, process=study, said=out.read_text)
         cluster.remove_node(node, allow_graceful=False)
         waiting = "waits for machines: it takes 1 CPU and 0 GPU, and Ray has 0 CPU and 0 GPU"
-        wait_until(lambda: waiting in " ".join(out.read_text().split()), process=study, said=out.read_text)
+        wait_until(
+            lambda: waiting in " ".join(out.read_text().split()), process=study, said=out.read_text
+        )
         cluster.add_node(num_cpus=1)
         assert exit_code(study) == 0, (tmp_path / "err.txt").read_text()
     finally:

@@ -1,4 +1,6 @@
-"""Models that run out of memory, diverge, hang, crash or are wrong: how their trials end, and that the study goes on."""
+"""Models that run out of memory, diverge, hang, crash or are wrong: how their trials end, and
+that the study goes on.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,10 @@ from autotune.search.study import read_study
 from tests.support.patience import exit_code
 from tests.support.studies import rows_of, runs_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
+]
 
 _MODEL = '''
 import math, os, pathlib, time
@@ -86,8 +91,7 @@ def _write_user_files(folder: Path) -> None:
     for group in ("model", "experiment"):
         (folder / "my_conf" / group).mkdir(parents=True)
     (folder / "my_conf/model/odd.yaml").write_text("_target_: odd_models.Odd\nmode: works\n")
-    (folder / "my_conf/experiment/odd.yaml").write_text(
-        f"""# @package _global_
+    (folder / "my_conf/experiment/odd.yaml").write_text(f"""# @package _global_
 defaults:
   - override /model: odd
   - override /search: random
@@ -95,20 +99,18 @@ defaults:
   - override /confirm: none
 search_space: [{{model.mode: [{", ".join(_MODES)}]}}]
 target: {{value: 0.7, max_train_seconds: 5}}
-search: {{num_trials: 8, trial_deadline_seconds: {_DEADLINE_SECONDS}, repeats: true, max_retakes: 0}}
+search:
+  {{num_trials: 8, trial_deadline_seconds: {_DEADLINE_SECONDS}, repeats: true, max_retakes: 0}}
 study: {{name: odd, seed: {_SEED}}}
-"""
-    )
-    (folder / "my_conf/experiment/wrong.yaml").write_text(
-        """# @package _global_
+""")
+    (folder / "my_conf/experiment/wrong.yaml").write_text("""# @package _global_
 defaults:
   - override /model: odd
 model: {mode: bug}
 search_space: [{optimizer.lr: {type: float, low: 1e-3, high: 1e-1, log: true}}]
 search: {max_concurrent_trials: 1}
 study: {name: wrong}
-"""
-    )
+""")
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +120,18 @@ def studies(commands: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     started = {}
     for experiment, folder in folders.items():
         _write_user_files(folder)
-        arguments = (f"experiment={experiment}", "--config-dir", "my_conf", "allowed_targets=[odd_models]")
+        arguments = (
+            f"experiment={experiment}",
+            "--config-dir",
+            "my_conf",
+            "allowed_targets=[odd_models]",
+        )
         storage = ("search.storage=sqlite:///wrong.db",) if experiment == "wrong" else ()
         started[experiment] = commands.start(*arguments, *storage, folder=folder)
-    return {experiment: Study(folders[experiment], exit_code(process)) for experiment, process in started.items()}
+    return {
+        experiment: Study(folders[experiment], exit_code(process))
+        for experiment, process in started.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -133,11 +143,15 @@ def odd(studies: dict[str, Study]) -> Study:
 def trials(odd: Study) -> dict[int, tuple[TrialResult, optuna.trial.FrozenTrial]]:
     study = read_study("odd", odd.folder / "outputs/odd")
     return {
-        each.number: (TrialResult.from_dict(each.user_attrs["autotune:result"]), each) for each in study.trials if each.state.is_finished()
+        each.number: (TrialResult.from_dict(each.user_attrs["autotune:result"]), each)
+        for each in study.trials
+        if each.state.is_finished()
     }
 
 
-def test_every_kind_of_end_is_an_outcome_and_the_study_goes_on(odd: Study, trials: dict[int, Any]) -> None:
+def test_every_kind_of_end_is_an_outcome_and_the_study_goes_on(
+    odd: Study, trials: dict[int, Any]
+) -> None:
     assert odd.code == 0, odd.err
     assert odd.err == ""
     wanted = {
@@ -147,12 +161,19 @@ def test_every_kind_of_end_is_an_outcome_and_the_study_goes_on(odd: Study, trial
         "hangs": Outcome.TIMED_OUT,
         "aborts": Outcome.ERRORED,
     }
-    found = {number: (result.values["model.mode"], result.outcome) for number, (result, _) in trials.items()}
+    found = {
+        number: (result.values["model.mode"], result.outcome)
+        for number, (result, _) in trials.items()
+    }
     assert found == {number: (mode, wanted[mode]) for number, (mode, _) in found.items()}
     assert len(found) == 8
     assert {mode for mode, _ in found.values()} == set(_MODES)
-    assert found[max(found)][1] is Outcome.REACHED, "a trial after all others runs in a process that works"
-    rows = {int(row["trial"]): row["outcome"] for row in rows_of(odd.folder / "outputs/odd/trials.csv")}
+    assert found[max(found)][1] is Outcome.REACHED, (
+        "a trial after all others runs in a process that works"
+    )
+    rows = {
+        int(row["trial"]): row["outcome"] for row in rows_of(odd.folder / "outputs/odd/trials.csv")
+    }
     assert rows == {number: outcome.value for number, (_, outcome) in found.items()}
 
 
@@ -170,8 +191,14 @@ def test_an_end_without_a_result_says_what_happened(trials: dict[int, Any], odd:
     assert "not ended at its deadline" in errors["hangs"]
     assert "in wait_for_what_never_comes" in errors["hangs"]
     assert errors["aborts"].startswith("the worker died")
-    assert "SIGABRT" in errors["aborts"] or "connection error code" in errors["aborts"] or "unexpectedly" in errors["aborts"]
-    assert not list((odd.folder / "outputs/odd").glob("hang-*")), "what a watchdog left is in the trial's error"
+    assert (
+        "SIGABRT" in errors["aborts"]
+        or "connection error code" in errors["aborts"]
+        or "unexpectedly" in errors["aborts"]
+    )
+    assert not list((odd.folder / "outputs/odd").glob("hang-*")), (
+        "what a watchdog left is in the trial's error"
+    )
 
 
 def test_a_bug_ends_the_study_with_its_traceback(studies: dict[str, Study]) -> None:

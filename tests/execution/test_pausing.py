@@ -1,4 +1,6 @@
-"""Trials that are paused: they leave their worker, go on where they stood, and outlive the process that paused them."""
+"""Trials that are paused: they leave their worker, go on where they stood, and outlive the
+process that paused them.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -45,7 +47,15 @@ class Told:
 class Session:
     """One process of a study, its workers played by the test."""
 
-    def __init__(self, study: optuna.Study, folder: Path, *, points: Sequence[int] = SIZES, room: int = 2, num_trials: int = 3) -> None:
+    def __init__(
+        self,
+        study: optuna.Study,
+        folder: Path,
+        *,
+        points: Sequence[int] = SIZES,
+        room: int = 2,
+        num_trials: int = 3,
+    ) -> None:
         composer = Composer(["experiment=cnn"])
         self.told = Told()
         self.sampler = PausesAtFirst([Suggestion({"batch_size": size}) for size in points])
@@ -65,7 +75,11 @@ class Session:
             tracker=self.told,
             listeners=(self.told,),
             make_task=lambda name, config, cap_seconds, deadline_seconds: make_trial_task(
-                config, folder, name=name, cap_seconds=cap_seconds, deadline_seconds=deadline_seconds
+                config,
+                folder,
+                name=name,
+                cap_seconds=cap_seconds,
+                deadline_seconds=deadline_seconds,
             ),
             has_room=lambda tasks: len(tasks) < room,
             state_folder=lambda trial: folder / f"trial-{trial}",
@@ -108,10 +122,15 @@ def study() -> optuna.Study:
 
 
 def outcomes(session: Session) -> dict[int, tuple[str, list[int]]]:
-    return {number: (str(each.outcome), [e.step for e in each.evaluations]) for number, each in session.policy.results.items()}
+    return {
+        number: (str(each.outcome), [e.step for e in each.evaluations])
+        for number, each in session.policy.results.items()
+    }
 
 
-def test_a_paused_trial_goes_on_under_its_key_as_one_run(study: optuna.Study, tmp_path: Path) -> None:
+def test_a_paused_trial_goes_on_under_its_key_as_one_run(
+    study: optuna.Study, tmp_path: Path
+) -> None:
     session = Session(study, tmp_path)
     for key in "abc":
         session.begin_and_pause(key)
@@ -127,7 +146,9 @@ def test_a_paused_trial_goes_on_under_its_key_as_one_run(study: optuna.Study, tm
     assert of_first == ["start", "started", "evaluate", "paused", "started", "evaluate", "finish"]
 
 
-def test_trials_that_are_still_paused_at_the_end_are_stopped(study: optuna.Study, tmp_path: Path) -> None:
+def test_trials_that_are_still_paused_at_the_end_are_stopped(
+    study: optuna.Study, tmp_path: Path
+) -> None:
     session = Session(study, tmp_path, num_trials=2)
     session.begin_and_pause("a")
     session.begin_and_pause("b")
@@ -137,11 +158,15 @@ def test_trials_that_are_still_paused_at_the_end_are_stopped(study: optuna.Study
     assert outcomes(session) == {0: ("STOPPED", [1]), 1: ("STOPPED", [1])}
     assert [event for event, _ in session.told.events][-3:] == ["no more", "finish", "finish"]
     assert not session.trials.is_alive("a")
-    assert len(list(tmp_path.iterdir())) == 2, "a worker may still be writing there: the folders go with the search's, once Ray is done"
+    assert len(list(tmp_path.iterdir())) == 2, (
+        "a worker may still be writing there: the folders go with the search's, once Ray is done"
+    )
 
 
 @pytest.mark.parametrize("end", ["killed", "interrupted"])
-def test_another_process_goes_on_with_what_was_paused(study: optuna.Study, tmp_path: Path, end: str) -> None:
+def test_another_process_goes_on_with_what_was_paused(
+    study: optuna.Study, tmp_path: Path, end: str
+) -> None:
     before = Session(study, tmp_path)
     for key in "ab":
         before.begin_and_pause(key)

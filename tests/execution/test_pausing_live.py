@@ -23,7 +23,9 @@ _COMMAND = (
 )
 
 
-def test_a_study_that_is_killed_goes_on_with_its_paused_trials(commands: Any, tmp_path: Path) -> None:
+def test_a_study_that_is_killed_goes_on_with_its_paused_trials(
+    commands: Any, tmp_path: Path
+) -> None:
     states = tmp_path / "outputs/paused/paused"
     process = commands.start(*_COMMAND, folder=tmp_path)
     wait_until(lambda: len(list(states.glob("trial-*/*"))) >= 3, process=process)
@@ -37,7 +39,12 @@ def test_a_study_that_is_killed_goes_on_with_its_paused_trials(commands: Any, tm
     results = finished_results(study)
     assert len(results) == 10
     assert not [each for each in study.trials if each.state.name in {"RUNNING", "WAITING"}]
-    assert {str(each.outcome) for each in results.values()} <= {"REACHED", "CAPPED", "STOPPED", "MISSED"}
+    assert {str(each.outcome) for each in results.values()} <= {
+        "REACHED",
+        "CAPPED",
+        "STOPPED",
+        "MISSED",
+    }
     again = {retried_number(trial) for trial in study.trials}
     assert kept
     assert kept <= {*results, *again}

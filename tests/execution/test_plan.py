@@ -1,4 +1,6 @@
-"""What a study is going to do: printed by a dry run, less what the machine cannot run, with the resources of each trial."""
+"""What a study is going to do: printed by a dry run, less what the machine cannot run, with the
+resources of each trial.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +19,30 @@ from autotune.training.run import check_training
 from autotune.tune_study import tune_command
 from tests.support.records import make_evaluation, make_result
 
-_CPU = Capabilities(num_cpus=8, num_gpus=0, gpu_name=None, compute_capability=None, has_compiler=True, has_torchao=False)
-_GPUS = Capabilities(num_cpus=64, num_gpus=4, gpu_name="NVIDIA H200", compute_capability=(9, 0), has_compiler=True, has_torchao=True)
-_OLD_GPUS = Capabilities(num_cpus=64, num_gpus=4, gpu_name="Tesla V100", compute_capability=(7, 0), has_compiler=True, has_torchao=True)
+_CPU = Capabilities(
+    num_cpus=8,
+    num_gpus=0,
+    gpu_name=None,
+    compute_capability=None,
+    has_compiler=True,
+    has_torchao=False,
+)
+_GPUS = Capabilities(
+    num_cpus=64,
+    num_gpus=4,
+    gpu_name="NVIDIA H200",
+    compute_capability=(9, 0),
+    has_compiler=True,
+    has_torchao=True,
+)
+_OLD_GPUS = Capabilities(
+    num_cpus=64,
+    num_gpus=4,
+    gpu_name="Tesla V100",
+    compute_capability=(7, 0),
+    has_compiler=True,
+    has_torchao=True,
+)
 
 _MAC = replace(_CPU, other_devices={"mps": 1})
 
@@ -28,7 +51,16 @@ _SPACE = "search_space=[{device:[cpu,cuda]},{precision:[fp32,bf16]}]"
 
 def make_plan(*overrides: str, on: Capabilities = _CPU) -> StudyPlan:
     """A plan with a small search space, which is quickly checked."""
-    return plan_study(Composer(["experiment=cnn", "search_space=[{optimizer.lr:{type:float,low:0.01,high:1.0}}]", *overrides]), on)
+    return plan_study(
+        Composer(
+            [
+                "experiment=cnn",
+                "search_space=[{optimizer.lr:{type:float,low:0.01,high:1.0}}]",
+                *overrides,
+            ]
+        ),
+        on,
+    )
 
 
 def options_of(plan: StudyPlan, name: str) -> list[Any]:
@@ -40,7 +72,13 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run_command(tune_command, ["experiment=cnn", "dry_run=true", "study.name=mine", "search.time_budget_seconds=60"]) == 0
+    assert (
+        run_command(
+            tune_command,
+            ["experiment=cnn", "dry_run=true", "study.name=mine", "search.time_budget_seconds=60"],
+        )
+        == 0
+    )
     said = capsys.readouterr()
     assert said.err == ""
     lines = {line.split()[0]: line for line in said.out.splitlines()}
@@ -50,18 +88,33 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(
     assert "0.001 to 1.0, log" in lines["optimizer=sgd/optimizer.lr"]
     assert "16 to 512, powers of two" in lines["batch_size"]
     assert "[8,16], [16,32], [32,64]" in lines["model.widths"]
-    assert lines["baseline"].split()[1:4] == ["optimizer=sgd", "optimizer.lr=0.01", "optimizer.momentum=0.9"]
+    assert lines["baseline"].split()[1:4] == [
+        "optimizer=sgd",
+        "optimizer.lr=0.01",
+        "optimizer.momentum=0.9",
+    ]
     assert "150 trials, 60 s" in lines["budget"]
-    assert "a race of the best 8, and its winner against the baseline: at most 60 runs" in lines["budget"]
+    assert (
+        "a race of the best 8, and its winner against the baseline: at most 60 runs"
+        in lines["budget"]
+    )
     assert "1 CPU and" in lines["resources"]
     assert not list(tmp_path.iterdir())
 
 
 def test_what_an_earlier_study_tells_is_said(tmp_path: Path) -> None:
-    tried = make_result(0, Outcome.REACHED, make_evaluation(metric=0.99), values={"optimizer.lr": 0.1, "depth": 2})
+    tried = make_result(
+        0, Outcome.REACHED, make_evaluation(metric=0.99), values={"optimizer.lr": 0.1, "depth": 2}
+    )
     space = {"optimizer.lr": {"type": "float", "low": 0.01, "high": 1.0}, "depth": [1, 2]}
     plan = make_plan()
-    write_recording(tmp_path / "old" / "recording", results=[tried], target=plan.trial.target, space=space, source="a test")
+    write_recording(
+        tmp_path / "old" / "recording",
+        results=[tried],
+        target=plan.trial.target,
+        space=space,
+        source="a test",
+    )
     warm = make_plan("warm_start=[old]", f"study.folder={tmp_path}")
     (line,) = [line for line in describe_plan(warm) if line.startswith("earlier ")]
     assert line == "earlier   old: 1 of 1 trials; left out: depth, not in this search space"
@@ -74,13 +127,26 @@ def test_what_an_earlier_study_tells_is_said(tmp_path: Path) -> None:
         (
             "objective=cost",
             _CPU,
-            "^objective: .* trains on 'cpu', and cluster.price_per_hour has no price; accepted is a price of a device-hour",
+            (
+                "^objective: .* trains on 'cpu', and cluster.price_per_hour has no price; accepted"
+                " is a price of a device-hour"
+            ),
         ),
-        ("cluster.price_per_hour={cpu: 1}", _GPUS, "trains on 'NVIDIA H200', and cluster.price_per_hour has only prices of 'cpu'"),
-        ("cluster.price_per_hour={NVIDIA H200: 1}", _CPU, "trains on 'cpu', and cluster.price_per_hour has only prices of 'NVIDIA H200'"),
+        (
+            "cluster.price_per_hour={cpu: 1}",
+            _GPUS,
+            "trains on 'NVIDIA H200', and cluster.price_per_hour has only prices of 'cpu'",
+        ),
+        (
+            "cluster.price_per_hour={NVIDIA H200: 1}",
+            _CPU,
+            "trains on 'cpu', and cluster.price_per_hour has only prices of 'NVIDIA H200'",
+        ),
     ],
 )
-def test_a_device_without_a_price_is_refused_before_anything_is_trained(override: str, on: Capabilities, message: str) -> None:
+def test_a_device_without_a_price_is_refused_before_anything_is_trained(
+    override: str, on: Capabilities, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         make_plan("objective=cost", override, on=on)
 
@@ -93,7 +159,9 @@ def test_a_device_without_a_price_is_refused_before_anything_is_trained(override
         (replace(_GPUS, num_gpus=32), [2, 4, 8, 16, 32], None),
     ],
 )
-def test_numbers_of_workers_divide_the_devices_that_are_there(on: Capabilities, offered: list[int], left_out: str | None) -> None:
+def test_numbers_of_workers_divide_the_devices_that_are_there(
+    on: Capabilities, offered: list[int], left_out: str | None
+) -> None:
     plan = make_plan("search_space=[parallelism]", on=on)
     for strategy in ("ddp", "fsdp", "pipeline"):
         assert options_of(plan, f"parallelism={strategy}/parallelism.num_workers") == offered
@@ -118,8 +186,16 @@ def test_an_experiment_searches_what_makes_steps_faster_where_there_is_a_gpu() -
         plan = plan_study(Composer(["experiment=cnn", *overrides]), machine)
         assert not any(key.startswith(("precision", "runtime")) for key in plan.space.parameters)
         assert plan.dropped[-1].endswith(": for trainings on GPUs")
-    asked = plan_study(Composer(["experiment=cnn", "runtime.cuda_graph=choice(false)", "precision=choice(default,bf16)"]), _CPU)
-    assert options_of(asked, "precision") == ["default", "bf16"], "what the command line asks for is searched anywhere"
+    asked = plan_study(
+        Composer(
+            ["experiment=cnn", "runtime.cuda_graph=choice(false)", "precision=choice(default,bf16)"]
+        ),
+        _CPU,
+    )
+    assert options_of(asked, "precision") == [
+        "default",
+        "bf16",
+    ], "what the command line asks for is searched anywhere"
 
 
 @pytest.mark.parametrize(
@@ -130,7 +206,9 @@ def test_an_experiment_searches_what_makes_steps_faster_where_there_is_a_gpu() -
         ("parallelism.num_workers=8", _GPUS, "there are 4"),
     ],
 )
-def test_a_baseline_that_cannot_run_here_is_refused(override: str, on: Capabilities, message: str) -> None:
+def test_a_baseline_that_cannot_run_here_is_refused(
+    override: str, on: Capabilities, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message) as refused:
         make_plan(override, on=on)
     assert "cannot run here" in str(refused.value)
@@ -149,24 +227,42 @@ def test_a_baseline_that_cannot_run_here_is_refused(override: str, on: Capabilit
         (["device=xpu"], replace(_CPU, other_devices={"xpu": 2}), (1, 1)),
     ],
 )
-def test_a_trial_gets_whole_gpus_and_its_workers_cpus(overrides: list[str], on: Capabilities, wanted: tuple[int, int]) -> None:
+def test_a_trial_gets_whole_gpus_and_its_workers_cpus(
+    overrides: list[str], on: Capabilities, wanted: tuple[int, int]
+) -> None:
     plan = make_plan(*overrides, on=on)
     assert plan.resources(plan.trial) == wanted
-    assert any(f"resources {wanted[0]} CPU and {wanted[1]} GPU a trial, of {on.num_cpus} CPU" in line for line in describe_plan(plan))
+    assert any(
+        f"resources {wanted[0]} CPU and {wanted[1]} GPU a trial, of {on.num_cpus} CPU" in line
+        for line in describe_plan(plan)
+    )
 
 
 @pytest.mark.parametrize(
     ("overrides", "on", "takes", "has"),
     [
-        (["parallelism=ddp", "cluster.num_cpus=1"], _CPU, "2 CPU and 0 GPU in 2 workers (pack)", "1 CPU and 0 GPU"),
-        (["parallelism=ddp", "cluster.num_gpus=1"], _GPUS, "128 CPU and 2 GPU in 2 workers (pack)", "64 CPU and 1 GPU"),
+        (
+            ["parallelism=ddp", "cluster.num_cpus=1"],
+            _CPU,
+            "2 CPU and 0 GPU in 2 workers (pack)",
+            "1 CPU and 0 GPU",
+        ),
+        (
+            ["parallelism=ddp", "cluster.num_gpus=1"],
+            _GPUS,
+            "128 CPU and 2 GPU in 2 workers (pack)",
+            "64 CPU and 1 GPU",
+        ),
     ],
 )
-def test_what_ray_is_given_must_hold_a_trial(overrides: list[str], on: Capabilities, takes: str, has: str) -> None:
+def test_what_ray_is_given_must_hold_a_trial(
+    overrides: list[str], on: Capabilities, takes: str, has: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
         make_plan(*overrides, on=on)
     wanted = (
-        f"this experiment's own configuration cannot run here: it takes {takes}, and Ray has {has} (cluster.num_cpus, cluster.num_gpus)"
+        f"this experiment's own configuration cannot run here: it takes {takes}, and Ray has {has}"
+        " (cluster.num_cpus, cluster.num_gpus)"
     )
     assert str(refused.value) == wanted
 
@@ -178,15 +274,29 @@ def usual() -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("override", "is_same"),
-    [("search.num_trials=9", True), ("search=random", True), ("confirm=none", True), ("seed=4", True), ("cluster.cpus_per_worker=2", True),
-     ("target.value=0.97", False), ("study.seed=1", False), ("batch_size=32", False), ("batch_size=choice(32,64)", False),
-     ("objective.num_trainings=1", False), ("search_space=[runtime]", False)],
-)  # fmt: skip
-def test_a_study_is_the_same_while_what_it_measures_is(override: str, is_same: bool, usual: dict[str, Any]) -> None:
+    [
+        ("search.num_trials=9", True),
+        ("search=random", True),
+        ("confirm=none", True),
+        ("seed=4", True),
+        ("cluster.cpus_per_worker=2", True),
+        ("target.value=0.97", False),
+        ("study.seed=1", False),
+        ("batch_size=32", False),
+        ("batch_size=choice(32,64)", False),
+        ("objective.num_trainings=1", False),
+        ("search_space=[runtime]", False),
+    ],
+)
+def test_a_study_is_the_same_while_what_it_measures_is(
+    override: str, is_same: bool, usual: dict[str, Any]
+) -> None:
     assert (make_plan(override).definition() == usual) == is_same
 
 
-def test_every_option_is_made_once_before_anything_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_option_is_made_once_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "space.yaml").write_text("model.widths: [[8, 16], [-1, 16]]\n")
     plan = make_plan("search_space=[space.yaml]")

@@ -1,4 +1,6 @@
-"""``autotune record --push``: MLflow gets what it lacks of a study, once, and nothing is trained."""
+"""``autotune record --push``: MLflow gets what it lacks of a study, once, and nothing is
+trained.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -37,23 +39,45 @@ def test_what_mlflow_lacks_of_a_study_is_written_once(commands: Any, tmp_path: P
         assert names == ["study", *(f"trial-{number}" for number in range(6))]
         assert not [run.info.status for run in runs if run.info.status == "RUNNING"]
     assert (tmp_path / "outputs/pushed/trials.csv").read_text() == trials, "nothing was trained"
-    further = commands.run("record", "--push", *_STUDY[:-1], "search.num_trials=12", folder=tmp_path)
+    further = commands.run(
+        "record", "--push", *_STUDY[:-1], "search.num_trials=12", folder=tmp_path
+    )
     assert (further.returncode, further.stderr) == (0, "")
-    assert (tmp_path / "outputs/pushed/trials.csv").read_text() == trials, "a study with trials left is not gone on with"
+    assert (tmp_path / "outputs/pushed/trials.csv").read_text() == trials, (
+        "a study with trials left is not gone on with"
+    )
 
 
 @pytest.mark.slow
-def test_a_study_is_not_written_while_its_confirmation_is_timed(commands: Any, tmp_path: Path) -> None:
+def test_a_study_is_not_written_while_its_confirmation_is_timed(
+    commands: Any, tmp_path: Path
+) -> None:
     path = tmp_path / "told"
-    said = replace(commands, environment={**commands.environment, "PYTHONPATH": str(Path(__file__).parents[2])}).run(
-        *("experiment=cnn_smoke", "target.value=0.9", "evaluate_every_samples=1000", "epochs=10", "optimizer.lr=interval(1e-3,1)"),
+    said = replace(
+        commands, environment={**commands.environment, "PYTHONPATH": str(Path(__file__).parents[2])}
+    ).run(
+        *(
+            "experiment=cnn_smoke",
+            "target.value=0.9",
+            "evaluate_every_samples=1000",
+            "epochs=10",
+            "optimizer.lr=interval(1e-3,1)",
+        ),
         *("search.num_trials=10", "study.name=held", "allowed_targets=[tests]"),
-        *("tracking=none", "tracking._target_=tests.support.tracked.FileTracker", f"+tracking.path={path}"),
+        *(
+            "tracking=none",
+            "tracking._target_=tests.support.tracked.FileTracker",
+            f"+tracking.path={path}",
+        ),
         folder=tmp_path,
     )
     assert (said.returncode, said.stderr) == (0, ""), said.stdout
     study = read_study("held", tmp_path / "outputs/held")
-    stopped = [f"finish trial-{number}" for number, result in finished_results(study).items() if result.outcome is Outcome.STOPPED]
+    stopped = [
+        f"finish trial-{number}"
+        for number, result in finished_results(study).items()
+        if result.outcome is Outcome.STOPPED
+    ]
     assert stopped, "trials were paused as the search ended"
     last_run_ended_at = max(result.stopped_at for result in confirmations(study).values())
     lines = [line.partition(" ") for line in path.read_text().splitlines()]

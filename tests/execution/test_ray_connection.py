@@ -1,4 +1,6 @@
-"""A Ray of this process's own: who reaches it, what is left of it, and what is said where it is gone or never came."""
+"""A Ray of this process's own: who reaches it, what is left of it, and what is said where it is
+gone or never came.
+"""
 
 import os
 import stat
@@ -22,7 +24,9 @@ def _ray_folder() -> Path:
     return Path(ray._private.worker._global_node.get_session_dir_path()).parents[1]
 
 
-def test_it_is_reached_by_this_user_only(cluster: ClusterSize, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_reached_by_this_user_only(
+    cluster: ClusterSize, monkeypatch: pytest.MonkeyPatch
+) -> None:
     @ray.remote
     def umask() -> int:
         mask = os.umask(0)
@@ -31,7 +35,9 @@ def test_it_is_reached_by_this_user_only(cluster: ClusterSize, monkeypatch: pyte
 
     mask = os.umask(0)
     os.umask(mask)
-    assert ray.get(umask.remote()) == mask, "what trainings write is readable for whom the user says"
+    assert ray.get(umask.remote()) == mask, (
+        "what trainings write is readable for whom the user says"
+    )
     assert stat.S_IMODE(_ray_folder().stat().st_mode) == 0o700
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # as somebody else without the token
     with pytest.raises(ClusterError, match="does not answer"):
@@ -39,20 +45,27 @@ def test_it_is_reached_by_this_user_only(cluster: ClusterSize, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("kind", ["file", "missing"])
-def test_a_ray_without_a_folder_is_told_in_one_line(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ray_without_a_folder_is_told_in_one_line(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "file" if kind == "file" else "/proc/missing"))
     connection = _connection()
     with pytest.raises(
         ClusterError,
-        match=r"^cluster.address: local: .*(file|/proc/missing) takes no files \(.*\); set RAY_TMPDIR to .* short path$",
+        match=(
+            r"^cluster.address: local: .*(file|/proc/missing) takes no files \(.*\); set RAY_TMPDIR"
+            r" to .* short path$"
+        ),
     ) as caught:
         connection.size(threading.Event())
     assert "\n" not in str(caught.value)
     connection.close()
 
 
-def test_a_ray_whose_start_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ray_whose_start_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def init(**options: str) -> None:
         Path(options["_temp_dir"]).mkdir()
         raise SystemExit(1)  # as Ray does where a process of its own cannot be started
@@ -82,7 +95,10 @@ def test_work_that_hangs_in_a_ray_that_is_gone_is_left(monkeypatch: pytest.Monke
         threading.Timer(0.1, connection._is_gone).start()
         hangs.wait()
 
-    with pytest.raises(ClusterError, match=r"^cluster.address: local: Ray is gone: its raylet was ended by SIGKILL$"):
+    with pytest.raises(
+        ClusterError,
+        match=r"^cluster.address: local: Ray is gone: its raylet was ended by SIGKILL$",
+    ):
         connection.run(work, interrupt)
     assert interrupt.is_set()
     assert connection.is_lost

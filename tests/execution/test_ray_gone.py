@@ -1,4 +1,6 @@
-"""Ray is killed under a running command: one line, everything closed, nothing left, and the same study goes on."""
+"""Ray is killed under a running command: one line, everything closed, nothing left, and the same
+study goes on.
+"""
 
 import csv
 import os
@@ -20,13 +22,23 @@ from ray.cluster_utils import Cluster
 from tests.execution.conftest import Commands
 from tests.support.patience import exit_code, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
+]
 
 AGENTS_SECONDS = 120
-"""Seconds within which Ray's own agents have ended after their raylet, for which they take a minute."""
+"""Seconds within which Ray's own agents have ended after their raylet, for which they take a
+minute."""
 MAX_SECONDS = 60
-"""Seconds within which a command has ended after its Ray is gone, on a busy machine; ``benchmarks.faults`` holds it to 30."""
-_TRAINS = ("experiment=cnn_smoke", "target.value=0.9999", "target.max_train_seconds=60", "epochs=20")
+"""Seconds within which a command has ended after its Ray is gone, on a busy machine;
+``benchmarks.faults`` holds it to 30."""
+_TRAINS = (
+    "experiment=cnn_smoke",
+    "target.value=0.9999",
+    "target.max_train_seconds=60",
+    "epochs=20",
+)
 _STUDY = (
     *_TRAINS,
     "study.name=gone",
@@ -39,7 +51,9 @@ _STUDY = (
 
 @pytest.fixture
 def ray_folder(commands: Commands) -> Iterator[Path]:
-    """An empty folder for Ray's files, of a path short enough for sockets, that the commands of the test have."""
+    """An empty folder for Ray's files, of a path short enough for sockets, that the commands of
+    the test have.
+    """
     folder = Path(tempfile.mkdtemp(prefix="gone-", dir="/tmp"))
     commands.environment["RAY_TMPDIR"] = str(folder)
     yield folder
@@ -56,9 +70,16 @@ def _rows(folder: Path) -> list[dict[str, str]]:
 
 
 def _ended_by(driver: Any, name: str) -> tuple[float, list[psutil.Process]]:
-    """Kill a process of a driver's Ray, or the driver; return how long the driver then took to end, and what of it was left."""
+    """Kill a process of a driver's Ray, or the driver.
+
+    Return how long the driver then took to end, and what of it was left.
+    """
     below = psutil.Process(driver.pid).children(recursive=True)
-    process = psutil.Process(driver.pid) if name == "driver" else next(child for child in below if _runs(child) and child.name() == name)
+    process = (
+        psutil.Process(driver.pid)
+        if name == "driver"
+        else next(child for child in below if _runs(child) and child.name() == name)
+    )
     began_at = time.monotonic()
     process.kill()
     exit_code(driver)
@@ -81,14 +102,23 @@ def _statuses(folder: Path) -> Counter[str]:
         return Counter(status for (status,) in database.execute("select status from runs"))
 
 
-@pytest.mark.parametrize(("name", "is_called"), [("raylet", "its raylet"), ("gcs_server", "its control service (gcs_server)")])
-def test_a_study_ends_in_good_order_and_goes_on(name: str, is_called: str, commands: Commands, ray_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "is_called"),
+    [("raylet", "its raylet"), ("gcs_server", "its control service (gcs_server)")],
+)
+def test_a_study_ends_in_good_order_and_goes_on(
+    name: str, is_called: str, commands: Commands, ray_folder: Path, tmp_path: Path
+) -> None:
     study = commands.start(*_STUDY, "search.num_trials=1000", folder=tmp_path)
-    wait_until(lambda: len(_rows(tmp_path)) >= 3, process=study, said=(tmp_path / "err.txt").read_text)
+    wait_until(
+        lambda: len(_rows(tmp_path)) >= 3, process=study, said=(tmp_path / "err.txt").read_text
+    )
     seconds, left = _ended_by(study, name)
     said = (tmp_path / "err.txt").read_text()
     assert study.returncode == 2, said
-    assert said.startswith(f"autotune: cluster.address: local: Ray is gone: {is_called} has ended; ")
+    assert said.startswith(
+        f"autotune: cluster.address: local: Ray is gone: {is_called} has ended; "
+    )
     assert said.count("\n") == 1
     assert seconds < MAX_SECONDS
     assert (left, list(ray_folder.iterdir())) == ([], [])
@@ -98,27 +128,50 @@ def test_a_study_ends_in_good_order_and_goes_on(name: str, is_called: str, comma
     goes_on = shlex.split(said.partition("goes on with: ")[2])
     assert goes_on[:3] == ["python", "-m", "autotune"]
     num_trials = len(ended) + 2
-    resumed = commands.run(*[f"search.num_trials={num_trials}" if "num_trials" in each else each for each in goes_on[3:]], folder=tmp_path)
+    resumed = commands.run(
+        *[
+            f"search.num_trials={num_trials}" if "num_trials" in each else each
+            for each in goes_on[3:]
+        ],
+        folder=tmp_path,
+    )
     assert resumed.returncode in (0, 3), resumed.stderr
     rows = _rows(tmp_path)
     assert [row for row in rows if row in ended] == ended
     assert len(rows) == len({row["trial"] for row in rows}) == num_trials
-    assert {row["outcome"] for row in rows} <= {"REACHED", "MISSED", "TIMED_OUT", "DIVERGED"}, "no worker's death is held against a trial"
+    assert {row["outcome"] for row in rows} <= {
+        "REACHED",
+        "MISSED",
+        "TIMED_OUT",
+        "DIVERGED",
+    }, "no worker's death is held against a trial"
     with sqlite3.connect(tmp_path / "mlflow.db") as database:
         recorded = database.execute(
-            "select value from tags join runs using (run_uuid) where key = 'autotune.trial' and status = 'FINISHED'"
+            "select value from tags join runs using (run_uuid) where key = 'autotune.trial' and"
+            " status = 'FINISHED'"
         ).fetchall()
     assert sorted(number for (number,) in recorded) == sorted(row["trial"] for row in rows)
     assert "RUNNING" not in _statuses(tmp_path)
     assert list(ray_folder.iterdir()) == []
 
 
-def test_a_confirmation_ends_in_good_order(commands: Commands, ray_folder: Path, tmp_path: Path) -> None:
+def test_a_confirmation_ends_in_good_order(
+    commands: Commands, ray_folder: Path, tmp_path: Path
+) -> None:
     study = commands.start(
-        "experiment=cnn_smoke", "study.name=gone", "target.value=0.3", "search.num_trials=2", "confirm.max_runs=1000",
-        "confirm.num_seeds=500", "confirm.budget_fraction=null", folder=tmp_path,
-    )  # fmt: skip
-    wait_until(lambda: bool(list((tmp_path / "outputs/gone").glob("*/confirm-*.safetensors"))), process=study)
+        "experiment=cnn_smoke",
+        "study.name=gone",
+        "target.value=0.3",
+        "search.num_trials=2",
+        "confirm.max_runs=1000",
+        "confirm.num_seeds=500",
+        "confirm.budget_fraction=null",
+        folder=tmp_path,
+    )
+    wait_until(
+        lambda: bool(list((tmp_path / "outputs/gone").glob("*/confirm-*.safetensors"))),
+        process=study,
+    )
     seconds, left = _ended_by(study, "raylet")
     said = (tmp_path / "err.txt").read_text()
     assert (study.returncode, said.count("\n")) == (2, 1), said
@@ -128,9 +181,23 @@ def test_a_confirmation_ends_in_good_order(commands: Commands, ray_folder: Path,
     assert "RUNNING" not in _statuses(tmp_path)
 
 
-def test_a_comparison_ends_in_good_order(commands: Commands, ray_folder: Path, tmp_path: Path) -> None:
-    compare = commands.start("compare", *_TRAINS, "study.name=gone", "a=[]", "b=[optimizer.lr=0.002]", "num_seeds=500", folder=tmp_path)
-    wait_until((tmp_path / "outputs/gone/compare.json").is_file, process=compare, said=(tmp_path / "err.txt").read_text)
+def test_a_comparison_ends_in_good_order(
+    commands: Commands, ray_folder: Path, tmp_path: Path
+) -> None:
+    compare = commands.start(
+        "compare",
+        *_TRAINS,
+        "study.name=gone",
+        "a=[]",
+        "b=[optimizer.lr=0.002]",
+        "num_seeds=500",
+        folder=tmp_path,
+    )
+    wait_until(
+        (tmp_path / "outputs/gone/compare.json").is_file,
+        process=compare,
+        said=(tmp_path / "err.txt").read_text,
+    )
     seconds, left = _ended_by(compare, "gcs_server")
     said = (tmp_path / "err.txt").read_text()
     assert (compare.returncode, said.count("\n")) == (2, 1), said
@@ -140,19 +207,29 @@ def test_a_comparison_ends_in_good_order(commands: Commands, ray_folder: Path, t
     assert "RUNNING" not in _statuses(tmp_path)
 
 
-def test_a_driver_that_is_killed_leaves_no_ray(commands: Commands, ray_folder: Path, tmp_path: Path) -> None:
+def test_a_driver_that_is_killed_leaves_no_ray(
+    commands: Commands, ray_folder: Path, tmp_path: Path
+) -> None:
     study = commands.start(*_STUDY, "search.num_trials=1000", "tracking=none", folder=tmp_path)
     wait_until(lambda: len(_rows(tmp_path)) >= 1, process=study)
     _, left = _ended_by(study, "driver")
     assert left == []
 
 
-def test_a_study_on_a_cluster_whose_head_is_gone_ends_in_good_order(commands: Commands, tmp_path: Path) -> None:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+def test_a_study_on_a_cluster_whose_head_is_gone_ends_in_good_order(
+    commands: Commands, tmp_path: Path
+) -> None:
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False}
+    )
     address = cluster.address
     try:
-        study = commands.start(*_STUDY, "search.num_trials=1000", f"cluster.address={address}", folder=tmp_path)
-        wait_until(lambda: len(_rows(tmp_path)) >= 2, process=study, said=(tmp_path / "err.txt").read_text)
+        study = commands.start(
+            *_STUDY, "search.num_trials=1000", f"cluster.address={address}", folder=tmp_path
+        )
+        wait_until(
+            lambda: len(_rows(tmp_path)) >= 2, process=study, said=(tmp_path / "err.txt").read_text
+        )
         head = cluster.head_node.all_processes["gcs_server"][0].process
         began_at = time.monotonic()
         os.kill(head.pid, signal.SIGKILL)
@@ -161,7 +238,15 @@ def test_a_study_on_a_cluster_whose_head_is_gone_ends_in_good_order(commands: Co
     finally:
         cluster.shutdown()
     said = (tmp_path / "err.txt").read_text()
-    assert said.startswith(f"autotune: cluster.address: {address}: Ray is gone: its head does not answer (Connection refused); ")
+    assert said.startswith(
+        f"autotune: cluster.address: {address}: Ray is gone: its head does not answer (Connection"
+        " refused); "
+    )
     assert said.count("\n") == 1
     assert "RUNNING" not in _statuses(tmp_path)
-    assert {row["outcome"] for row in _rows(tmp_path)} <= {"REACHED", "MISSED", "TIMED_OUT", "DIVERGED"}
+    assert {row["outcome"] for row in _rows(tmp_path)} <= {
+        "REACHED",
+        "MISSED",
+        "TIMED_OUT",
+        "DIVERGED",
+    }

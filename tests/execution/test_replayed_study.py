@@ -28,20 +28,37 @@ _STUDY = (
 
 
 def _decisions(path: Path) -> list[tuple[str, ...]]:
-    return [tuple(row[name] for name in ("trial", "from_train_seconds", "train_seconds", "outcome")) for row in rows_of(path)]
+    return [
+        tuple(row[name] for name in ("trial", "from_train_seconds", "train_seconds", "outcome"))
+        for row in rows_of(path)
+    ]
 
 
 @pytest.mark.parametrize("search", ["freeze_thaw", "tpe"])
-def test_the_same_decisions(search: str, commands: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_decisions(
+    search: str, commands: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ran = commands.run(*_STUDY, *_SEARCH, f"search={search}", "study.name=live", folder=tmp_path)
     assert (ran.returncode, ran.stderr) == (0, ""), ran.stdout
     monkeypatch.chdir(tmp_path)
-    recorded = ["recording=outputs/live/recording", f"search={search}", "seed=5", "within=null", "repeats=any", *_SEARCH]
+    recorded = [
+        "recording=outputs/live/recording",
+        f"search={search}",
+        "seed=5",
+        "within=null",
+        "repeats=any",
+        *_SEARCH,
+    ]
     assert run_command(replay_command, recorded) == 0
-    live, replayed = _decisions(tmp_path / "outputs/live/trace.csv"), _decisions(tmp_path / "trace.csv")
+    live, replayed = (
+        _decisions(tmp_path / "outputs/live/trace.csv"),
+        _decisions(tmp_path / "trace.csv"),
+    )
     assert len({trial for trial, *_ in live}) == 12
     assert any(outcome == "PAUSED" for *_, outcome in live) == (search == "freeze_thaw")
-    assert [(trial, outcome) for trial, *_, outcome in replayed] == [(trial, outcome) for trial, *_, outcome in live]
+    assert [(trial, outcome) for trial, *_, outcome in replayed] == [
+        (trial, outcome) for trial, *_, outcome in live
+    ]
     assert [(float(begun), float(stood)) for _, begun, stood, _ in replayed] == [
         pytest.approx((float(begun), float(stood)), rel=1e-12) for _, begun, stood, _ in live
     ]

@@ -1,4 +1,6 @@
-"""A study that is killed, and one that is interrupted: nothing that ended is lost or run twice, and nothing stays behind."""
+"""A study that is killed, and one that is interrupted: nothing that ended is lost or run twice,
+and nothing stays behind.
+"""
 
 import contextlib
 import io
@@ -21,7 +23,10 @@ from autotune.tune_study import tune_command
 from tests.support.patience import exit_code, is_alive, wait_until
 from tests.support.studies import rows_of, runs_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
+]
 
 _NUM_TRIALS = 40
 _COMMAND = (
@@ -38,8 +43,9 @@ _COMMAND = (
     "confirm.num_seeds=6",
     "confirm.budget_fraction=null",
 )
-"""Trials of a second or so that end one after the other, so that there is time to end the study in the middle of them; on a busy machine
-some reach the target, too, so that there is something to confirm, in so many runs that there is time to end the study among them, too."""
+"""Trials of a second or so that end one after the other, so that there is time to end the study
+in the middle of them; on a busy machine some reach the target, too, so that there is something
+to confirm, in so many runs that there is time to end the study among them, too."""
 _NUM_CONFIRMATIONS = 12
 
 
@@ -76,7 +82,9 @@ def _statuses(folder: Path) -> dict[str, str]:
     found = {}
     for run in runs_of(folder):
         tags = run.data.tags
-        found[f"{tags.get('autotune.run', run.info.run_name)}:{run.info.run_id}"] = f"{run.info.status} {tags.get('autotune.outcome')}"
+        found[f"{tags.get('autotune.run', run.info.run_name)}:{run.info.run_id}"] = (
+            f"{run.info.status} {tags.get('autotune.outcome')}"
+        )
     return found
 
 
@@ -84,7 +92,9 @@ def _statuses(folder: Path) -> dict[str, str]:
 def long(commands: Any, tmp_path_factory: pytest.TempPathFactory) -> Long:
     folder = tmp_path_factory.mktemp("long")
 
-    def session(is_time: Callable[[], bool], number: int, *, meanwhile: Callable[[], None] = lambda: None) -> Session:
+    def session(
+        is_time: Callable[[], bool], number: int, *, meanwhile: Callable[[], None] = lambda: None
+    ) -> Session:
         process = commands.start(*_COMMAND, folder=folder)
         meanwhile()
         wait_until(is_time, process=process)
@@ -94,7 +104,14 @@ def long(commands: Any, tmp_path_factory: pytest.TempPathFactory) -> Long:
         else:
             process.send_signal(number)
         code = exit_code(process)
-        return Session(code, (folder / "out.txt").read_text(), (folder / "err.txt").read_text(), _rows(folder), _statuses(folder), started)
+        return Session(
+            code,
+            (folder / "out.txt").read_text(),
+            (folder / "err.txt").read_text(),
+            _rows(folder),
+            _statuses(folder),
+            started,
+        )
 
     refused = []
 
@@ -118,7 +135,9 @@ def long(commands: Any, tmp_path_factory: pytest.TempPathFactory) -> Long:
     interrupted = session(lambda: has_more_rows(1), signal.SIGTERM)
     confirming = session(is_confirming, signal.SIGINT)
     last = commands.run(*_COMMAND, folder=folder)
-    finished = Session(last.returncode, last.stdout, last.stderr, _rows(folder), _statuses(folder), set())
+    finished = Session(
+        last.returncode, last.stdout, last.stderr, _rows(folder), _statuses(folder), set()
+    )
     return Long(folder, killed, refused[0], interrupted, confirming, finished)
 
 
@@ -127,12 +146,20 @@ def test_each_session_ended_as_meant(long: Long) -> None:
     assert 3 <= len(long.killed.rows) < _NUM_TRIALS
     assert len(long.killed.rows) + 1 <= len(long.interrupted.rows) < _NUM_TRIALS
     codes = long.interrupted.code, long.interrupted_confirming.code, long.finished.code
-    assert codes == (130, 130, 0), long.interrupted.err + long.interrupted_confirming.err + long.finished.err
-    assert [each.err for each in (long.killed, long.interrupted, long.interrupted_confirming, long.finished)] == [""] * 4
+    assert codes == (130, 130, 0), (
+        long.interrupted.err + long.interrupted_confirming.err + long.finished.err
+    )
+    assert [
+        each.err
+        for each in (long.killed, long.interrupted, long.interrupted_confirming, long.finished)
+    ] == [""] * 4
 
 
 def test_a_second_process_on_the_same_study_is_refused(long: Long) -> None:
-    assert long.refused == (2, "autotune: study.name=long: another process runs it; accepted is another study.name\n")
+    assert long.refused == (
+        2,
+        "autotune: study.name=long: another process runs it; accepted is another study.name\n",
+    )
 
 
 def test_no_trial_is_lost_or_run_twice(long: Long) -> None:
@@ -152,8 +179,11 @@ def test_points_that_were_interrupted_are_tried_again(long: Long) -> None:
     given_up = [each for each in trials if each.state.name == "FAIL"]
     assert given_up
     for each in given_up:
-        [again] = [other for other in trials if other.user_attrs.get("autotune:retry_of") == each.number]
-        assert each.params.items() <= again.params.items()  # a process that was killed may have left half a point
+        [again] = [
+            other for other in trials if other.user_attrs.get("autotune:retry_of") == each.number
+        ]
+        # a process that was killed may have left half a point
+        assert each.params.items() <= again.params.items()
     assert len(trials) == _NUM_TRIALS + len(given_up)
     assert not [each for each in trials if each.state.name in {"RUNNING", "WAITING"}]
 
@@ -170,15 +200,23 @@ def test_an_interrupt_says_what_goes_on(long: Long) -> None:
 def test_confirmation_goes_on_where_it_stood(long: Long) -> None:
     assert f"confirmation run 1 of {_NUM_CONFIRMATIONS}" not in long.finished.out
     assert "trial " not in long.finished.out.partition("confirmation run")[0].replace("trials", "")
-    assert len(confirmations(read_study("long", long.folder / "outputs/long"))) == _NUM_CONFIRMATIONS
+    assert (
+        len(confirmations(read_study("long", long.folder / "outputs/long"))) == _NUM_CONFIRMATIONS
+    )
     assert (long.folder / "outputs/long/best.json").is_file()
 
 
 def test_no_run_is_left_open_in_mlflow(long: Long) -> None:
     assert any(status.startswith("RUNNING") for status in long.killed.statuses.values())
     for session in (long.interrupted, long.interrupted_confirming, long.finished):
-        assert not [name for name, status in session.statuses.items() if status.startswith("RUNNING")]
-    ended = {name.partition(":")[0] for name, status in long.finished.statuses.items() if not status.endswith("INTERRUPTED")}
+        assert not [
+            name for name, status in session.statuses.items() if status.startswith("RUNNING")
+        ]
+    ended = {
+        name.partition(":")[0]
+        for name, status in long.finished.statuses.items()
+        if not status.endswith("INTERRUPTED")
+    }
     assert ended == {
         "long",
         *(f"trial-{row['trial']}" for row in long.finished.rows),
@@ -198,7 +236,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """The folder for studies, on a file system of four megabytes."""
     folder = tmp_path / "outputs"
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=False, capture_output=True).returncode != 0:
+    if (
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder],
+            check=False,
+            capture_output=True,
+        ).returncode
+        != 0
+    ):
         pytest.skip("needs to mount a file system")
     try:
         yield folder
@@ -206,8 +251,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", folder], check=True)
 
 
-def test_a_study_on_a_full_disk_ends_in_one_line_and_goes_on_once_there_is_room(commands: Any, tmp_path: Path, small_disk: Path) -> None:
-    arguments = [*(each for each in _COMMAND if "num_trials" not in each), "search.num_trials=8", "confirm.max_runs=0"]
+def test_a_study_on_a_full_disk_ends_in_one_line_and_goes_on_once_there_is_room(
+    commands: Any, tmp_path: Path, small_disk: Path
+) -> None:
+    arguments = [
+        *(each for each in _COMMAND if "num_trials" not in each),
+        "search.num_trials=8",
+        "confirm.max_runs=0",
+    ]
     process = commands.start(*arguments, folder=tmp_path)
     wait_until(lambda: len(_rows(tmp_path)) >= 2, process=process)
     filler = small_disk / "filler"

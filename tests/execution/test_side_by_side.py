@@ -1,6 +1,8 @@
-"""A machine of eight GPUs, made up: which of them trials, the rounds of a race and the pairs of its claim are trained on, and when.
+"""A machine of eight GPUs, made up: which of them trials, the rounds of a race and the pairs of its
+claim are trained on, and when.
 
-Ray is told of eight GPUs, and the driver that this machine has them; the trainings sleep, and note the devices that they may use.
+Ray is told of eight GPUs, and the driver that this machine has them; the trainings sleep, and note
+the devices that they may use.
 """
 
 import itertools
@@ -31,7 +33,8 @@ from pathlib import Path
 def train(report, seed, lr, seconds, notes):
     began = time.time()
     Path(notes, f"{seed}.began").touch()
-    while len([*Path(notes).glob("*.began")]) < 8 and time.time() < began + 60:  # workers start one after another where CPUs are few
+    # workers start one after another where CPUs are few
+    while len([*Path(notes).glob("*.began")]) < 8 and time.time() < began + 60:
         time.sleep(0.1)
     time.sleep(seconds * (1 + lr))
     if len([*Path(notes).glob("*.json")]) > 8 + 7 + 7 and Path(notes, "..", "kill").exists():
@@ -58,7 +61,8 @@ from autotune.training.capabilities import Capabilities
 from autotune.tune_study import tune_command
 
 fake = Capabilities(
-    num_cpus={NUM_GPUS}, num_gpus={NUM_GPUS}, gpu_name="made up", compute_capability=(9, 0), has_compiler=True, has_torchao=False
+    num_cpus={NUM_GPUS}, num_gpus={NUM_GPUS}, gpu_name="made up", compute_capability=(9, 0),
+    has_compiler=True, has_torchao=False
 )
 ForkServer.capabilities = lambda self: fake
 sys.exit(run_command(tune_command, sys.argv[1:]))
@@ -101,9 +105,15 @@ class Study:
     def rounds(self) -> list[dict[int, Note]]:
         """For each round of the race, the note of each arm."""
         numbers = sorted({number for _, number in self.runs})
-        made = {number: {arm: run for (arm, each), run in self.runs.items() if each == number} for number in numbers}
+        made = {
+            number: {arm: run for (arm, each), run in self.runs.items() if each == number}
+            for number in numbers
+        }
         of_run = {(note.seed, note.lr): note for note in self.notes}
-        return [{arm: of_run[run.seed, run.values["training.lr"]] for arm, run in arms.items()} for arms in made.values()]
+        return [
+            {arm: of_run[run.seed, run.values["training.lr"]] for arm, run in arms.items()}
+            for arms in made.values()
+        ]
 
 
 @dataclass(frozen=True)
@@ -115,8 +125,20 @@ class Machine:
 
     @property
     def arguments(self) -> list[str]:
-        size = [f"cluster.num_cpus={NUM_GPUS}", f"cluster.num_gpus={NUM_GPUS}", f"training.notes={self.folder}/notes"]
-        return ["experiment=noting", "--config-dir", "conf", "allowed_targets=[noting]", "tracking=none", "study.name=n", *size]
+        size = [
+            f"cluster.num_cpus={NUM_GPUS}",
+            f"cluster.num_gpus={NUM_GPUS}",
+            f"training.notes={self.folder}/notes",
+        ]
+        return [
+            "experiment=noting",
+            "--config-dir",
+            "conf",
+            "allowed_targets=[noting]",
+            "tracking=none",
+            "study.name=n",
+            *size,
+        ]
 
     def run(self, *arguments: str) -> None:
         ran = self.commands.python("driver.py", *self.arguments, *arguments, folder=self.folder)
@@ -124,7 +146,9 @@ class Machine:
 
     @property
     def notes(self) -> list[Note]:
-        return [Note(**json.loads(path.read_text())) for path in (self.folder / "notes").glob("*.json")]
+        return [
+            Note(**json.loads(path.read_text())) for path in (self.folder / "notes").glob("*.json")
+        ]
 
     def study(self) -> Study:
         return Study(self.notes, confirmations(read_study("n", self.folder / "outputs" / "n")))
@@ -144,7 +168,12 @@ def machine(commands: Commands, tmp_path: Path) -> Machine:
 
 
 _SEARCH = ["search=random", "search.num_trials=8"]
-_RACE = ["confirm.budget_fraction=null", "confirm.num_candidates=7", "confirm.num_seeds=6", "confirm.max_runs=32"]
+_RACE = [
+    "confirm.budget_fraction=null",
+    "confirm.num_candidates=7",
+    "confirm.num_seeds=6",
+    "confirm.max_runs=32",
+]
 
 
 @pytest.mark.slow
@@ -152,26 +181,38 @@ def test_trials_rounds_and_pairs_share_eight_gpus_and_no_gpu_has_two(machine: Ma
     machine.run(*_SEARCH, *_RACE, "training.seconds=2")  # a busy machine starts all meanwhile
     study = machine.study()
     check_none_share(study)
-    assert most_at_once(study.searched) == len({study.device(note) for note in study.searched}) == NUM_GPUS
+    assert (
+        most_at_once(study.searched)
+        == len({study.device(note) for note in study.searched})
+        == NUM_GPUS
+    )
     pairs = [arms for arms in study.rounds if BASELINE in arms]
     first, *_ = [arms for arms in study.rounds if BASELINE not in arms]
     assert most_at_once(first.values()) == len(first) == 7
-    assert [(len(arms), len({study.device(note) for note in arms.values()})) for arms in pairs] == [(2, 1)] * 6
+    assert [(len(arms), len({study.device(note) for note in arms.values()})) for arms in pairs] == [
+        (2, 1)
+    ] * 6
     assert most_at_once(note for arms in pairs for note in arms.values()) == 6
 
 
 def check_none_share(study: Study) -> None:
-    by_device = {name: [note for note in study.notes if study.device(note) == name] for name in map(study.device, study.notes)}
+    by_device = {
+        name: [note for note in study.notes if study.device(note) == name]
+        for name in map(study.device, study.notes)
+    }
     assert {*by_device} == {str(index) for index in range(NUM_GPUS)}
     assert [most_at_once(notes) for notes in by_device.values()] == [1] * NUM_GPUS
 
 
 @pytest.mark.slow
-def test_a_killed_run_is_made_again_on_its_gpu_and_an_interrupted_race_makes_none_twice(machine: Machine) -> None:
+def test_a_killed_run_is_made_again_on_its_gpu_and_an_interrupted_race_makes_none_twice(
+    machine: Machine,
+) -> None:
     study = [*machine.arguments, *_SEARCH, *_RACE, "training.seconds=2"]
     (machine.folder / "kill").touch()
     process = machine.commands.start(*study, module="driver", folder=machine.folder)
-    wait_until(lambda: len(machine.notes) > 8 + 7 + 2, process=process)  # trials, a round and some of the next
+    # trials, a round and some of the next
+    wait_until(lambda: len(machine.notes) > 8 + 7 + 2, process=process)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(PATIENCE_SECONDS) == EXIT_INTERRUPTED
     num_before = len(machine.study().runs)
@@ -184,4 +225,6 @@ def test_a_killed_run_is_made_again_on_its_gpu_and_an_interrupted_race_makes_non
     noted = Counter((note.seed, note.lr) for note in left.notes)
     assert {noted[run.seed, run.values["training.lr"]] for run in left.runs.values()} == {1}
     pairs = [arms for arms in left.rounds if BASELINE in arms]
-    assert [(len(arms), len({left.device(note) for note in arms.values()})) for arms in pairs] == [(2, 1)] * 6
+    assert [(len(arms), len({left.device(note) for note in arms.values()})) for arms in pairs] == [
+        (2, 1)
+    ] * 6

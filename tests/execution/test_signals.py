@@ -49,7 +49,9 @@ def _hangups_are_heard() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_the_first_signal_sets_the_event_and_a_later_one_raises(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_signal_sets_the_event_and_a_later_one_raises(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     of_process = signal.signal(number, signal.SIG_DFL)
     with interruptible() as interrupt:
         signal.raise_signal(number)
@@ -63,9 +65,15 @@ def test_the_first_signal_sets_the_event_and_a_later_one_raises(number: signal.S
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_command_that_a_signal_ends_says_so_in_one_line(number: signal.Signals, commands: Any) -> None:
+def test_a_command_that_a_signal_ends_says_so_in_one_line(
+    number: signal.Signals, commands: Any
+) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", _WAITS], env=commands.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", _WAITS],
+        env=commands.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     process.stdout.readline()
@@ -104,7 +112,9 @@ def _assert_resumable(said: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "to_group"), [(signal.SIGTERM, False), (signal.SIGHUP, True)])
-def test_a_study_ends_in_good_order_whoever_gets_the_signal(commands: Any, tmp_path: Path, number: signal.Signals, to_group: bool) -> None:
+def test_a_study_ends_in_good_order_whoever_gets_the_signal(
+    commands: Any, tmp_path: Path, number: signal.Signals, to_group: bool
+) -> None:
     process = commands.start(*_COMMAND, folder=tmp_path)
     try:
         wait_until((tmp_path / "outputs/ended/trace.csv").is_file, process=process)
@@ -128,13 +138,22 @@ def hangs(lr):
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_ends_a_study_that_hangs_and_all_that_it_started(commands: Any, tmp_path: Path) -> None:
+def test_a_second_ctrl_c_ends_a_study_that_hangs_and_all_that_it_started(
+    commands: Any, tmp_path: Path
+) -> None:
     (tmp_path / "hanging.py").write_text(_HANGS)
     (tmp_path / "my_conf/experiment").mkdir(parents=True)
     (tmp_path / "my_conf/experiment/hangs.yaml").write_text(
-        "# @package _global_\ntraining: {_target_: hanging.hangs, lr: 0.1}\nsearch_space: [{training.lr: [0.1, 0.2]}]\n"
+        "# @package _global_\ntraining: {_target_: hanging.hangs, lr: 0.1}\nsearch_space:"
+        " [{training.lr: [0.1, 0.2]}]\n"
     )
-    command = ["experiment=hangs", "allowed_targets=[hanging]", "study.name=ended", "search=random", "tracking=none"]
+    command = [
+        "experiment=hangs",
+        "allowed_targets=[hanging]",
+        "study.name=ended",
+        "search=random",
+        "tracking=none",
+    ]
     process = commands.start(*command, "--config-dir", "my_conf", folder=tmp_path)
     try:
         wait_until(lambda: any((tmp_path / "outputs/ended").glob("hang-*")), process=process)

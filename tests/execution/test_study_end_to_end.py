@@ -1,4 +1,6 @@
-"""One whole study with real Ray: its files, its runs in MLflow, its export, and that running it again changes nothing."""
+"""One whole study with real Ray: its files, its runs in MLflow, its export, and that running it
+again changes nothing.
+"""
 
 import io
 import json
@@ -34,7 +36,8 @@ pytestmark = [
 
 _NUM_TRIALS = 6
 _SLOW_BASELINE = "optimizer.lr=0.002"
-"""Three times as long to the target as the default: some trial of any search is faster, so that there is a gain to confirm."""
+"""Three times as long to the target as the default: some trial of any search is faster, so that
+there is a gain to confirm."""
 _COMMAND = (
     "experiment=cnn_smoke",
     "study.name=whole",
@@ -44,7 +47,12 @@ _COMMAND = (
     _SLOW_BASELINE,
 )
 _FIGURES = {f"{name}.html" for name in ("confirmation", "search", "curves", "parameters", "phases")}
-_RUN_STATUS = {"LOST": "KILLED", "OUT_OF_MEMORY": "FAILED", "DIVERGED": "FAILED", "ERRORED": "FAILED"}
+_RUN_STATUS = {
+    "LOST": "KILLED",
+    "OUT_OF_MEMORY": "FAILED",
+    "DIVERGED": "FAILED",
+    "ERRORED": "FAILED",
+}
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,9 @@ def study(commands: Any, tmp_path_factory: pytest.TempPathFactory) -> Whole:
 
 @pytest.fixture(scope="module")
 def exported(study: Whole) -> Iterator[str]:
-    """The folder of one's own that the best configuration was exported to, as the experiment ``found``."""
+    """The folder of one's own that the best configuration was exported to, as the experiment
+    ``found``.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(study.working_folder)
         assert export_command(["study=whole", "as=found", "--config-dir", "my_conf"]) == 0
@@ -105,16 +115,33 @@ def test_a_study_ends_with_what_it_found_and_what_to_type_next(study: Whole) -> 
 
 
 def test_its_folder_holds_every_file(study: Whole) -> None:
-    files = {str(path.relative_to(study.folder)) for path in study.folder.rglob("*") if path.is_file()} - {".lock"}
+    files = {
+        str(path.relative_to(study.folder)) for path in study.folder.rglob("*") if path.is_file()
+    } - {".lock"}
     best = json.loads((study.folder / "best.json").read_text())["trial"]
     recording = {"study.yaml", "space.yaml", "trials.parquet", "curves.parquet"}
     assert files == {
-        "best.yaml", "best.py", "best.json", "best.safetensors",
-        f".weights/trial-{best}.safetensors", "study.log", "trials.csv", "trace.csv",
-        "autotune.log", "machine.yaml", "summary.json", "report.html",
-        *(f"recording/{name}" for name in recording), *(f"figures/{name}" for name in _FIGURES),
-    }  # fmt: skip
-    assert {path.name for path in study.working_folder.iterdir()} <= {"outputs", "mlflow.db", "mlruns", "my_conf"}
+        "best.yaml",
+        "best.py",
+        "best.json",
+        "best.safetensors",
+        f".weights/trial-{best}.safetensors",
+        "study.log",
+        "trials.csv",
+        "trace.csv",
+        "autotune.log",
+        "machine.yaml",
+        "summary.json",
+        "report.html",
+        *(f"recording/{name}" for name in recording),
+        *(f"figures/{name}" for name in _FIGURES),
+    }
+    assert {path.name for path in study.working_folder.iterdir()} <= {
+        "outputs",
+        "mlflow.db",
+        "mlruns",
+        "my_conf",
+    }
     for name in _FIGURES:
         assert "Plotly.newPlot" in (study.folder / "figures" / name).read_text()
 
@@ -122,15 +149,24 @@ def test_its_folder_holds_every_file(study: Whole) -> None:
 def test_best_json_adds_up(study: Whole) -> None:
     best = study.best
     assert (best["study"], best["experiment"]) == ("whole", "cnn_smoke")
-    assert best["target"] == {"metric": "accuracy", "value": 0.88, "mode": "max", "max_train_seconds": 5.0}
+    assert best["target"] == {
+        "metric": "accuracy",
+        "value": 0.88,
+        "mode": "max",
+        "max_train_seconds": 5.0,
+    }
     for arm in (best["baseline"], best["best"]):
         assert arm["num_runs"] == arm["num_reached"] == len(arm["times_seconds"]) == 2
         assert all(seconds > 0 for seconds in arm["times_seconds"])
     speed_up = best["speed_up"]
-    assert speed_up["ratio"] == pytest.approx(fmean(best["baseline"]["times_seconds"]) / fmean(best["best"]["times_seconds"]))
+    assert speed_up["ratio"] == pytest.approx(
+        fmean(best["baseline"]["times_seconds"]) / fmean(best["best"]["times_seconds"])
+    )
     assert speed_up["low"] <= speed_up["ratio"] <= speed_up["high"]
     assert sum(best["outcomes"].values()) == _NUM_TRIALS
-    assert best["train_seconds_spent"] == pytest.approx(sum(float(row["train_seconds"]) for row in study.rows))
+    assert best["train_seconds_spent"] == pytest.approx(
+        sum(float(row["train_seconds"]) for row in study.rows)
+    )
 
 
 def test_trials_csv_has_a_row_a_trial(study: Whole) -> None:
@@ -139,7 +175,11 @@ def test_trials_csv_has_a_row_a_trial(study: Whole) -> None:
     assert sorted(int(row["trial"]) for row in rows) == list(range(_NUM_TRIALS))
     assert Counter(row["outcome"] for row in rows) == Counter(study.best["outcomes"])
     for row in rows:
-        assert (row["outcome"] == "REACHED") == (row["time_to_target_seconds"] != "") == (row["score"] != "")
+        assert (
+            (row["outcome"] == "REACHED")
+            == (row["time_to_target_seconds"] != "")
+            == (row["score"] != "")
+        )
 
 
 def test_mlflow_has_the_study_and_its_runs(study: Whole) -> None:
@@ -155,9 +195,21 @@ def test_mlflow_has_the_study_and_its_runs(study: Whole) -> None:
     for run in children:
         outcome = run.data.tags["autotune.outcome"]
         assert run.info.status == _RUN_STATUS.get(outcome, "FINISHED")
-        assert run.data.tags["autotune.phase"] == "confirm" or outcomes[run.data.tags["autotune.trial"]] == outcome
-        assert {each.path for each in study.client.list_artifacts(run.info.run_id)} >= {"config.yaml", "overrides.yaml", "fingerprint.json"}
-    assert {each.path for each in study.client.list_artifacts(parent.info.run_id)} >= {"best.yaml", "best.json", "trials.csv", "recording"}
+        assert (
+            run.data.tags["autotune.phase"] == "confirm"
+            or outcomes[run.data.tags["autotune.trial"]] == outcome
+        )
+        assert {each.path for each in study.client.list_artifacts(run.info.run_id)} >= {
+            "config.yaml",
+            "overrides.yaml",
+            "fingerprint.json",
+        }
+    assert {each.path for each in study.client.list_artifacts(parent.info.run_id)} >= {
+        "best.yaml",
+        "best.json",
+        "trials.csv",
+        "recording",
+    }
 
 
 def test_confirmation_takes_fresh_seeds_and_the_arms_in_turns(study: Whole) -> None:
@@ -175,13 +227,17 @@ def test_confirmation_takes_fresh_seeds_and_the_arms_in_turns(study: Whole) -> N
 def test_the_export_composes_to_the_trials_own_configuration(study: Whole, exported: str) -> None:
     wanted = {"autotune.trial": str(study.best["trial"]), "autotune.phase": "search"}
     [run] = [run for run in study.runs if wanted.items() <= run.data.tags.items()]
-    path = study.client.download_artifacts(run.info.run_id, "config.yaml", str(study.working_folder / "my_conf"))
+    path = study.client.download_artifacts(
+        run.info.run_id, "config.yaml", str(study.working_folder / "my_conf")
+    )
     trained = yaml.safe_load(Path(path).read_text())
     composed = Composer(["experiment=found"], [exported]).compose().trial.as_dict()
     assert json.loads(json.dumps(composed)) == trained
 
 
-def test_the_export_has_the_weights_of_a_confirmation_run_that_reached_the_target(study: Whole, exported: str) -> None:
+def test_the_export_has_the_weights_of_a_confirmation_run_that_reached_the_target(
+    study: Whole, exported: str
+) -> None:
     _, metadata = read_weights(Path(exported) / "experiment" / "found.safetensors")
     best = json.loads((study.folder / "best.json").read_text())
     assert metadata["origin"]["study"] == "whole"
@@ -194,34 +250,57 @@ def test_the_export_trains_to_the_target(exported: str, capsys: pytest.CaptureFi
     assert "outcome REACHED" in capsys.readouterr().out
 
 
-def test_the_exported_script_trains_what_the_export_trains(study: Whole, exported: str, tmp_path: Path) -> None:
+def test_the_exported_script_trains_what_the_export_trains(
+    study: Whole, exported: str, tmp_path: Path
+) -> None:
     script = tmp_path / "scripts" / "found.py"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(study.working_folder)
         assert export_command(["study=whole", f"script={script}"]) == 0
     assert script.read_text() == (study.folder / "best.py").read_text()
     assert "# Exported by autotune from study whole, " in script.read_text()
-    ran = subprocess.run([sys.executable, "-I", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-I", script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     config = Composer(["experiment=found"], [str(study.working_folder / exported)]).compose().trial
-    assert re.findall(r"loss (\S+)", ran.stdout) == [f"{evaluation.loss:.6f}" for evaluation in train(config)]
+    assert re.findall(r"loss (\S+)", ran.stdout) == [
+        f"{evaluation.loss:.6f}" for evaluation in train(config)
+    ]
 
 
 def test_an_export_does_not_replace_another(study: Whole, exported: str, commands: Any) -> None:
     path = Path(exported) / "experiment/found.yaml"
     before = path.read_text()
-    assert export_command(["study=whole", "as=found", "--config-dir", exported]) == 0, "the same again is no conflict"
+    assert export_command(["study=whole", "as=found", "--config-dir", exported]) == 0, (
+        "the same again is no conflict"
+    )
     path.write_text("# mine\n")
-    refused = commands.run("study=whole", "as=found", "--config-dir", exported, folder=study.working_folder, module="autotune.export")
+    refused = commands.run(
+        "study=whole",
+        "as=found",
+        "--config-dir",
+        exported,
+        folder=study.working_folder,
+        module="autotune.export",
+    )
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
     assert path.read_text() == "# mine\n"
-    assert export_command(["study=whole", "as=found", "--config-dir", exported, "overwrite=true"]) == 0
+    assert (
+        export_command(["study=whole", "as=found", "--config-dir", exported, "overwrite=true"]) == 0
+    )
     assert path.read_text() == before
 
 
-def test_the_same_command_again_finds_the_same_and_runs_nothing(study: Whole, commands: Any) -> None:
-    before, rows, runs = study.best, study.rows, {run.info.run_id: run.info.status for run in study.runs}
+def test_the_same_command_again_finds_the_same_and_runs_nothing(
+    study: Whole, commands: Any
+) -> None:
+    before, rows, runs = (
+        study.best,
+        study.rows,
+        {run.info.run_id: run.info.status for run in study.runs},
+    )
     again = commands.run(*_COMMAND, folder=study.working_folder)
     assert (again.returncode, again.stderr) == (0, "")
     assert re.search(r"^  report ", again.stdout, re.MULTILINE)
@@ -231,14 +310,27 @@ def test_the_same_command_again_finds_the_same_and_runs_nothing(study: Whole, co
     assert {run.info.run_id: run.info.status for run in study.runs} == runs
 
 
-def test_every_file_of_a_finished_study_is_made_again_from_its_storage(study: Whole, tmp_path: Path) -> None:
+def test_every_file_of_a_finished_study_is_made_again_from_its_storage(
+    study: Whole, tmp_path: Path
+) -> None:
     shutil.copytree(study.folder, tmp_path / "whole")
-    written = [Path(name) for name in ("trials.csv", "best.yaml", "recording/study.yaml", "recording/curves.parquet")]
+    written = [
+        Path(name)
+        for name in ("trials.csv", "best.yaml", "recording/study.yaml", "recording/curves.parquet")
+    ]
     for path in (*written, Path("best.json"), Path("summary.json")):
         (tmp_path / "whole" / path).unlink()
-    assert tune_command([*_COMMAND, f"study.folder={tmp_path}", "tracking=none"], console=Console(file=io.StringIO())) == 0
+    assert (
+        tune_command(
+            [*_COMMAND, f"study.folder={tmp_path}", "tracking=none"],
+            console=Console(file=io.StringIO()),
+        )
+        == 0
+    )
     for path in written:
-        before, after = ((folder / path).read_bytes() for folder in (study.folder, tmp_path / "whole"))
+        before, after = (
+            (folder / path).read_bytes() for folder in (study.folder, tmp_path / "whole")
+        )
         assert after == before, path
     best = json.loads((tmp_path / "whole" / "best.json").read_text())
     assert [best[key] for key in ("trial", "baseline", "best", "speed_up")] == [

@@ -1,4 +1,6 @@
-"""A folder that something else is in the place of a study's files: refused in one line before anything is trained."""
+"""A folder that something else is in the place of a study's files: refused in one line before
+anything is trained.
+"""
 
 import contextlib
 import logging
@@ -21,7 +23,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = shutil.which("mount") and subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)], check=False, capture_output=True
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)],
+        check=False,
+        capture_output=True,
     )
     if not mounted or mounted.returncode:
         pytest.skip("needs root, to mount a disk")
@@ -40,39 +44,69 @@ def _refused(folder: Path) -> str:
     return str(refused.value).replace(str(folder), "whole")
 
 
-@pytest.mark.parametrize("name", ["trials.csv", "best.yaml", "report.html", "autotune.log", "study.log", "trace.csv", "machine.yaml"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "trials.csv",
+        "best.yaml",
+        "report.html",
+        "autotune.log",
+        "study.log",
+        "trace.csv",
+        "machine.yaml",
+    ],
+)
 def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
-    assert _refused(tmp_path) == f"study.folder: whole/{name}: found a folder, accepted is a file, or nothing there"
+    assert (
+        _refused(tmp_path)
+        == f"study.folder: whole/{name}: found a folder, accepted is a file, or nothing there"
+    )
 
 
 @pytest.mark.parametrize("name", ["figures", "recording", "paused", ".weights"])
 def test_a_file_or_a_link_in_the_place_of_a_folder_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("")
-    assert _refused(tmp_path) == f"study.folder: whole/{name}: found a file, accepted is a folder, or nothing there"
+    assert (
+        _refused(tmp_path)
+        == f"study.folder: whole/{name}: found a file, accepted is a folder, or nothing there"
+    )
     (tmp_path / name).unlink()
     (tmp_path / name).symlink_to("/etc")
-    assert _refused(tmp_path) == f"study.folder: whole/{name}: found a symbolic link, accepted is a folder, or nothing there"
+    assert (
+        _refused(tmp_path)
+        == f"study.folder: whole/{name}: found a symbolic link, accepted is a folder, or nothing"
+        " there"
+    )
 
 
-@pytest.mark.parametrize("name", [".lock", "autotune.log", "study.log", "trials.csv", "paused/trial-3"])
+@pytest.mark.parametrize(
+    "name", [".lock", "autotune.log", "study.log", "trials.csv", "paused/trial-3"]
+)
 def test_a_link_where_autotune_appends_leads_nowhere(tmp_path: Path, name: str) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / "paused").mkdir()
     (tmp_path / name).symlink_to(victim)
-    assert f"whole/{name}: found a symbolic link, accepted is a fo" in _refused(tmp_path).replace("a file", "a fo")
+    assert f"whole/{name}: found a symbolic link, accepted is a fo" in _refused(tmp_path).replace(
+        "a file", "a fo"
+    )
     assert victim.read_text() == "precious"
 
 
 @pytest.mark.parametrize(
     ("prepare", "said"),
     [
-        (lambda disk: subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True), "Read-only file system"),
+        (
+            lambda disk: subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True),
+            "Read-only file system",
+        ),
         (lambda disk: _fill(disk, room=0), "No space left on device"),
     ],
 )
-def test_a_full_or_read_only_disk_is_told_before_anything_is_trained(disk: Path, prepare: Callable[[Path], object], said: str) -> None:
+def test_a_full_or_read_only_disk_is_told_before_anything_is_trained(
+    disk: Path, prepare: Callable[[Path], object], said: str
+) -> None:
     folder = disk / "whole"
     with sole_user(folder):
         pass
@@ -97,7 +131,9 @@ def _fill(disk: Path, *, room: int) -> None:
     os.truncate(disk / "filler", (disk / "filler").stat().st_size - room)
 
 
-def test_a_folder_in_use_is_refused_before_anything_starts_and_a_new_one_is_not_made(tmp_path: Path) -> None:
+def test_a_folder_in_use_is_refused_before_anything_starts_and_a_new_one_is_not_made(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "study"
     check_usable(folder)
     assert not folder.exists()
@@ -112,16 +148,24 @@ def test_a_folder_in_use_is_refused_before_anything_starts_and_a_new_one_is_not_
         pass
 
 
-STARTED = ("autotune.execution.fork_server.started_fork_server", "autotune.tune_study._tracker_process")
+STARTED = (
+    "autotune.execution.fork_server.started_fork_server",
+    "autotune.tune_study._tracker_process",
+)
 
 
-def test_a_study_that_another_process_runs_is_refused_with_nothing_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_that_another_process_runs_is_refused_with_nothing_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def start(*_: object, **__: object) -> None:
         raise AssertionError("something was started")
 
     for name in STARTED:
         monkeypatch.setattr(name, start)
-    with sole_user(tmp_path / "study"), pytest.raises(StudyError, match=r"^study\.name=study: another process runs it"):
+    with (
+        sole_user(tmp_path / "study"),
+        pytest.raises(StudyError, match=r"^study\.name=study: another process runs it"),
+    ):
         tune_command(["experiment=mlp", "study.name=study", f"study.folder={tmp_path}"])
     with pytest.raises(AssertionError, match="something was started"):
         tune_command(["experiment=mlp", "study.name=study", f"study.folder={tmp_path}"])

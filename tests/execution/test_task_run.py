@@ -25,7 +25,8 @@ from autotune.execution.task_run import TaskRun
 from tests.support.records import make_trial_task
 
 preload()
-config = Composer(["experiment=cnn", "device=cpu", "model.widths=[4]", "allowed_targets=[my_data]", "data._target_=my_data.from_far"])
+own = ["allowed_targets=[my_data]", "data._target_=my_data.from_far"]
+config = Composer(["experiment=cnn", "device=cpu", "model.widths=[4]", *own])
 run = TaskRun(make_trial_task(config.compose().trial, ".", deadline_seconds={DEADLINE_SECONDS}.0))
 report = run.next_report()
 print(report.evaluation.build_seconds if report.evaluation else report.error)
@@ -34,7 +35,9 @@ run.close()
 
 
 @pytest.mark.slow
-def test_files_that_take_longer_than_a_trial_may_are_waited_for_and_not_counted(commands: Any, tmp_path: Path) -> None:
+def test_files_that_take_longer_than_a_trial_may_are_waited_for_and_not_counted(
+    commands: Any, tmp_path: Path
+) -> None:
     (tmp_path / "my_data.py").write_text(_DATA)
     ended = commands.python("-c", _RUN, folder=tmp_path)
     assert ended.returncode == 0, ended.stderr

@@ -1,4 +1,6 @@
-"""The folder of a trial of the user's own code, and what it printed: how both are kept apart, told and bounded."""
+"""The folder of a trial of the user's own code, and what it printed: how both are kept apart,
+told and bounded.
+"""
 
 import multiprocessing
 import os
@@ -24,16 +26,26 @@ MakeTask = Callable[..., TrialTask]
 
 
 @pytest.fixture
-def task(trial_config: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeTask:
+def task(
+    trial_config: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> MakeTask:
     """Makes the task of a trial of a function here, of a study whose folder is ``study``."""
     monkeypatch.setattr("autotune.training.first_call._paid", {})
     (tmp_path / "study").mkdir()
     monkeypatch.chdir(tmp_path)
 
-    def make(function: Callable[..., Any], *, name: str = "trial-3", max_train_seconds: float = 1e9, **arguments: Any) -> TrialTask:
+    def make(
+        function: Callable[..., Any],
+        *,
+        name: str = "trial-3",
+        max_train_seconds: float = 1e9,
+        **arguments: Any,
+    ) -> TrialTask:
         config = trial_config(
             training={"_target_": f"{__name__}.{function.__name__}", **arguments},
-            target=Target(metric="score", value=1.0, mode="max", max_train_seconds=max_train_seconds),
+            target=Target(
+                metric="score", value=1.0, mode="max", max_train_seconds=max_train_seconds
+            ),
             allowed_targets=(__name__,),
             seed=5,
         )
@@ -71,15 +83,24 @@ def printing() -> Iterator[Mapping[str, Any]]:
     os.write(2, b"to stderr\n")
     subprocess.run(["echo", "of another program"], check=True)
     told = subprocess.run(
-        [sys.executable, "-c", "import autotune; print(autotune.trial())"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", "import autotune; print(autotune.trial())"],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.strip()
     trial = autotune.trial()
     assert {path.name for path in trial.folder.iterdir()} <= {OUTPUT_FILE}
     (trial.folder / "model.ckpt").write_text("weights")
-    yield {"score": float((trial.number, trial.name, trial.seed, str(trial)) == (3, trial.folder.name, 5, told))}
+    yield {
+        "score": float(
+            (trial.number, trial.name, trial.seed, str(trial)) == (3, trial.folder.name, 5, told)
+        )
+    }
 
 
-def test_what_a_trial_writes_and_prints_lies_in_a_folder_of_its_own(task: MakeTask, tmp_path: Path, capfd: Any) -> None:
+def test_what_a_trial_writes_and_prints_lies_in_a_folder_of_its_own(
+    task: MakeTask, tmp_path: Path, capfd: Any
+) -> None:
     for name in ("trial-3", "confirm-3-1", "trial-3"):
         report = trained(task(printing, name=name))
         assert report.outcome is Outcome.REACHED, report.error
@@ -100,8 +121,13 @@ def test_a_folder_that_stays_empty_is_deleted(task: MakeTask, tmp_path: Path) ->
     assert [*(tmp_path / "study/trials").iterdir()] == []
 
 
-def test_a_trial_on_a_machine_without_the_studys_folder_has_a_temporary_one(task: MakeTask, tmp_path: Path) -> None:
-    assert trained(replace(task(silent), hang_folder=str(tmp_path / "elsewhere"))).outcome is Outcome.REACHED
+def test_a_trial_on_a_machine_without_the_studys_folder_has_a_temporary_one(
+    task: MakeTask, tmp_path: Path
+) -> None:
+    assert (
+        trained(replace(task(silent), hang_folder=str(tmp_path / "elsewhere"))).outcome
+        is Outcome.REACHED
+    )
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -112,12 +138,16 @@ def counting() -> Iterator[Mapping[str, Any]]:
     yield {"score": 1.0, "calls": len(file.read_text())}
 
 
-def test_a_resumed_trial_finds_its_folder_as_it_was_and_a_new_attempt_an_empty_one(task: MakeTask, tmp_path: Path) -> None:
+def test_a_resumed_trial_finds_its_folder_as_it_was_and_a_new_attempt_an_empty_one(
+    task: MakeTask, tmp_path: Path
+) -> None:
     for is_paused, num_calls in ((False, 1), (True, 2), (False, 1)):
         report = trained(replace(task(counting), is_paused=is_paused))
         assert report.evaluation is not None
         assert report.evaluation.metrics == {"calls": num_calls}
-        assert (tmp_path / "study/trials/trial-3" / OUTPUT_FILE).read_text() == "a call\n" * num_calls
+        assert (
+            tmp_path / "study/trials/trial-3" / OUTPUT_FILE
+        ).read_text() == "a call\n" * num_calls
 
 
 def chatty() -> Iterator[Mapping[str, Any]]:
@@ -143,7 +173,9 @@ def failing() -> Iterator[Mapping[str, Any]]:
     raise ValueError("the data is empty\nwhich is told in two lines")
 
 
-def test_an_error_is_told_by_its_exception_with_the_file_that_has_the_rest(task: MakeTask, tmp_path: Path) -> None:
+def test_an_error_is_told_by_its_exception_with_the_file_that_has_the_rest(
+    task: MakeTask, tmp_path: Path
+) -> None:
     result = error_of(task(failing), trained(task(failing)))
     assert (result.outcome, result.error_line) == (Outcome.ERRORED, "ValueError: the data is empty")
     assert Path(result.output_path).read_text() == "reading the data\n"
@@ -161,7 +193,9 @@ def test_what_a_killed_process_printed_last_is_told(task: MakeTask, tmp_path: Pa
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    report = report_of_death(task(killed), seconds=1.0, reason="the worker died: it was ended by SIGKILL")
+    report = report_of_death(
+        task(killed), seconds=1.0, reason="the worker died: it was ended by SIGKILL"
+    )
     path = tmp_path / "study/trials/trial-3" / OUTPUT_FILE
     said = f"the worker died: it was ended by SIGKILL; it last printed: 10%|# (all of it: {path})"
     assert (report.outcome, report.error) == (Outcome.LOST, said)
@@ -189,7 +223,9 @@ def late() -> Iterator[Mapping[str, Any]]:
     yield {"score": 0.5}
 
 
-def test_a_training_that_takes_all_of_its_time_to_its_first_evaluation_is_told_so(task: MakeTask) -> None:
+def test_a_training_that_takes_all_of_its_time_to_its_first_evaluation_is_told_so(
+    task: MakeTask,
+) -> None:
     report = trained(task(late, max_train_seconds=0.1))
     assert report.outcome is Outcome.TIMED_OUT
     assert report.error is not None
@@ -202,7 +238,8 @@ import autotune
 
 if __name__ == "__main__":
     autotune.tune(
-        autotune.command("python train.py {lr}"), space={"lr": [1, 2]}, baseline={"lr": 1}, trials=4, name="failing", tracking="none",
+        autotune.command("python train.py {lr}"), space={"lr": [1, 2]}, baseline={"lr": 1},
+        trials=4, name="failing", tracking="none",
         target=autotune.target("accuracy", at_least=0.9, max_seconds=10), cluster={"num_cpus": 1},
     )
 """
@@ -211,14 +248,21 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("train", "said"),
     [
-        ("print('epochs: 3'); print(1 / 0)", "ZeroDivisionError: division by zero  all that it printed: "),
+        (
+            "print('epochs: 3'); print(1 / 0)",
+            "ZeroDivisionError: division by zero  all that it printed: ",
+        ),
         ("import autotune; autotune.report(acc=0.5)", "did you mean it by acc?"),
     ],
 )
-def test_a_command_that_fails_or_reports_what_is_refused_is_told_by_the_cause(tmp_path: Path, train: str, said: str) -> None:
+def test_a_command_that_fails_or_reports_what_is_refused_is_told_by_the_cause(
+    tmp_path: Path, train: str, said: str
+) -> None:
     (tmp_path / "train.py").write_text(train)
     (tmp_path / "tune.py").write_text(FAILING_STUDY)
-    ran = subprocess.run([sys.executable, "tune.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "tune.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 1
     told = ran.stdout + ran.stderr
     assert said in told

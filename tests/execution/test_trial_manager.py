@@ -1,4 +1,6 @@
-"""Trials between the policy and the workers, driven by hand: what is handed out, stopped, given up and refused."""
+"""Trials between the policy and the workers, driven by hand: what is handed out, stopped, given
+up and refused.
+"""
 
 import math
 import time
@@ -27,8 +29,12 @@ MakeTrials = Callable[..., tuple[TrialManager, SearchPolicy]]
 
 @pytest.fixture
 def make_trials(tmp_path: Path) -> MakeTrials:
-    def make_task(name: str, config: TrialConfig, cap_seconds: float, deadline_seconds: float) -> TrialTask:
-        return make_trial_task(config, tmp_path, name=name, cap_seconds=cap_seconds, deadline_seconds=deadline_seconds)
+    def make_task(
+        name: str, config: TrialConfig, cap_seconds: float, deadline_seconds: float
+    ) -> TrialTask:
+        return make_trial_task(
+            config, tmp_path, name=name, cap_seconds=cap_seconds, deadline_seconds=deadline_seconds
+        )
 
     def make(**changes: Any) -> tuple[TrialManager, SearchPolicy]:
         composer = Composer(["experiment=cnn"])
@@ -41,7 +47,15 @@ def make_trials(tmp_path: Path) -> MakeTrials:
             num_trials=20,
             may_repeat=True,
         )
-        info = StudyInfo(name="s", kind="study", workload="w", experiment="e", folder=str(tmp_path), settings={}, tags={})
+        info = StudyInfo(
+            name="s",
+            kind="study",
+            workload="w",
+            experiment="e",
+            folder=str(tmp_path),
+            settings={},
+            tags={},
+        )
         settings = {
             "trial_deadline_seconds": 100.0,
             "max_retries": 2,
@@ -102,7 +116,9 @@ def test_the_time_budget_counts_from_the_first_trials_start(make_trials: MakeTri
     assert trials.next_task("b") is None
     assert trials.reported("a", report()) is Decision.STOP
     assert only(policy).outcome is Outcome.STOPPED
-    assert only(policy).stopped_at - only(policy).started_at >= 0.1, "the same command again has no budget left"
+    assert only(policy).stopped_at - only(policy).started_at >= 0.1, (
+        "the same command again has no budget left"
+    )
     assert task is not None
     assert task.deadline_seconds < 100, "a hung trial cannot outlast the budget by much"
 
@@ -174,7 +190,13 @@ def test_what_was_interrupted_is_proposed_again(make_trials: MakeTrials) -> None
     assert begin(trials, "c").name == "trial-2"
 
 
-_HOGGED = Contention(seconds=10.0, stopped_seconds=0.0, waited_seconds=6.0, others_cpu_seconds=16.0, study_cpu_seconds=0.5)
+_HOGGED = Contention(
+    seconds=10.0,
+    stopped_seconds=0.0,
+    waited_seconds=6.0,
+    others_cpu_seconds=16.0,
+    study_cpu_seconds=0.5,
+)
 
 
 class Heard:
@@ -194,7 +216,9 @@ class Heard:
         return lambda *arguments: None
 
 
-def test_a_trial_whose_times_are_spoilt_is_taken_again_at_most_twice_and_marked(make_trials: MakeTrials) -> None:
+def test_a_trial_whose_times_are_spoilt_is_taken_again_at_most_twice_and_marked(
+    make_trials: MakeTrials,
+) -> None:
     trials, policy = make_trials()
     heard = Heard()
     trials._listeners = (heard,)
@@ -208,5 +232,10 @@ def test_a_trial_whose_times_are_spoilt_is_taken_again_at_most_twice_and_marked(
     assert (kept.trial, kept.outcome) == (2, Outcome.REACHED)
     assert kept.contention == _HOGGED.reason
     assert TrialResult.from_dict(kept.as_dict()) == kept
-    assert TrialResult.from_dict({key: value for key, value in kept.as_dict().items() if key != "contention"}).contention is None
+    assert (
+        TrialResult.from_dict(
+            {key: value for key, value in kept.as_dict().items() if key != "contention"}
+        ).contention
+        is None
+    )
     assert trials._policy.num_trials_left == 19

@@ -1,4 +1,6 @@
-"""What an experiment, a search space or a folder from someone else cannot do: run code, write or read elsewhere, send what it finds."""
+"""What an experiment, a search space or a folder from someone else cannot do: run code, write or
+read elsewhere, send what it finds.
+"""
 
 import sys
 import textwrap
@@ -37,13 +39,24 @@ def crafted(path: Path) -> None:
     "content",
     [
         _SAVE.replace("WEIGHTS", "{}"),
-        _SAVE.replace("WEIGHTS", "{_target_: autotune.training.checkpoint.read_state, folder: crafted}"),
+        _SAVE.replace(
+            "WEIGHTS", "{_target_: autotune.training.checkpoint.read_state, folder: crafted}"
+        ),
         "stopping: {_target_: autotune.search.study._drop_torn_line, journal: victim.pth}\n",
-        "search: {sampler: {_target_: autotune.search.storage._open_database, url: 'sqlite:///made.db'}}\n",
-        "search: {sampler: {_target_: autotune.search.storage.open_storage, url: 'sqlite:///made.db'}}\n",
+        (
+            "search: {sampler: {_target_: autotune.search.storage._open_database, url:"
+            " 'sqlite:///made.db'}}\n"
+        ),
+        (
+            "search: {sampler: {_target_: autotune.search.storage.open_storage, url:"
+            " 'sqlite:///made.db'}}\n"
+        ),
         "tracking: {_target_: autotune.files.replacing, path: victim.pth}\n",
         "model: {_target_: torch.nn.Module._call_impl}\n",
-        "model: {_target_: torch.nn.Sequential, _args_: [{_target_: torch.save, obj: {}, f: made.db}]}\n",
+        (
+            "model: {_target_: torch.nn.Sequential, _args_: [{_target_: torch.save, obj: {}, f:"
+            " made.db}]}\n"
+        ),
         "model: {_target_: torch.nn.Module.register_module}\n",
         "optimizer: {_target_: torch.optim.swa_utils.update_bn}\n",
         "loss: {_target_: torch.nn.functional.torch.load, f: crafted}\n",
@@ -51,10 +64,15 @@ def crafted(path: Path) -> None:
         "model: {_target_: autotune.config.build.build, node: {}}\n",
         "model: {inner: {_target_: autotune.script.run, command: touch ran}}\n",
         "training: {_target_: autotune.script.run, command: touch ran}\n",
-        "objective: {_target_: autotune.training.checkpoint.save_state, folder: made.db, state: {}}\n",
+        (
+            "objective: {_target_: autotune.training.checkpoint.save_state, folder: made.db, state:"
+            " {}}\n"
+        ),
     ],
 )
-def test_only_components_of_their_key_are_built(content: str, dry_run: bool, refusal: Refusal, write: Write, tmp_path: Path) -> None:
+def test_only_components_of_their_key_are_built(
+    content: str, dry_run: bool, refusal: Refusal, write: Write, tmp_path: Path
+) -> None:
     victim = tmp_path / "victim.pth"
     victim.write_bytes(b"kept {half a line")
     crafted(tmp_path / "crafted")
@@ -70,22 +88,64 @@ def test_only_components_of_their_key_are_built(content: str, dry_run: bool, ref
     ("content", "part"),
     [
         # Hydra's own settings.
-        ("hydra: {callbacks: {evil: {_target_: os.system}}}\n", "hydra: found settings of Hydra's own"),
+        (
+            "hydra: {callbacks: {evil: {_target_: os.system}}}\n",
+            "hydra: found settings of Hydra's own",
+        ),
         ("hydra: {searchpath: ['file:///etc']}\n", "hydra: found settings of Hydra's own"),
-        ("defaults: [cnn_smoke, override hydra/launcher: basic]\n", "accepted are groups of autotune's, not Hydra's own"),
-        ("defaults: [cnn_smoke, override /hydra/sweeper: basic]\n", "accepted are groups of autotune's, not Hydra's own"),
-        ("defaults: [cnn_smoke, /model@hydra.callbacks: mlp]\n", "accepted are groups of autotune's, not Hydra's own"),
+        (
+            "defaults: [cnn_smoke, override hydra/launcher: basic]\n",
+            "accepted are groups of autotune's, not Hydra's own",
+        ),
+        (
+            "defaults: [cnn_smoke, override /hydra/sweeper: basic]\n",
+            "accepted are groups of autotune's, not Hydra's own",
+        ),
+        (
+            "defaults: [cnn_smoke, /model@hydra.callbacks: mlp]\n",
+            "accepted are groups of autotune's, not Hydra's own",
+        ),
         # Files of other folders.
-        ("defaults: [cnn_smoke, override /model: ../../../secret]\n", "accepted are names of files in the folder of their group"),
+        (
+            "defaults: [cnn_smoke, override /model: ../../../secret]\n",
+            "accepted are names of files in the folder of their group",
+        ),
         ("defaults: [../../secret]\n", "accepted are names of files in the folder of their group"),
         ("defaults: [/../../secret]\n", "accepted are names of files in the folder of their group"),
-        ("technique: {_target_: autotune.training.techniques.transfer.Transfer, source: ../../secret}\n", "accepted is GROUP=NAME"),
-        ("search_space: [/etc/passwd]\n", "search_space: /etc/passwd: accepted in an experiment's file is a path from here"),
-        ("search_space: [~/.config/secret.yaml]\n", "search_space: ~/.config/secret.yaml: accepted in an experiment's file"),
-        ("search_space: [../secret.yaml]\n", "search_space: ../secret.yaml: accepted in an experiment's file is a path from here"),
-        ("search_space: [secret.txt]\n", "search_space: secret.txt: is no search space; accepted is a file whose name ends with .yaml"),
-        ("search_space: ['http://localhost/x.yaml']\n", "search_space: found the URL http://localhost/x.yaml, use a file of this"),
-        ("search_space: [{optimizer: [../../secret, sgd]}]\n", "optimizer='../../secret': accepted is GROUP=NAME"),
+        (
+            (
+                "technique: {_target_: autotune.training.techniques.transfer.Transfer, source:"
+                " ../../secret}\n"
+            ),
+            "accepted is GROUP=NAME",
+        ),
+        (
+            "search_space: [/etc/passwd]\n",
+            "search_space: /etc/passwd: accepted in an experiment's file is a path from here",
+        ),
+        (
+            "search_space: [~/.config/secret.yaml]\n",
+            "search_space: ~/.config/secret.yaml: accepted in an experiment's file",
+        ),
+        (
+            "search_space: [../secret.yaml]\n",
+            "search_space: ../secret.yaml: accepted in an experiment's file is a path from here",
+        ),
+        (
+            "search_space: [secret.txt]\n",
+            (
+                "search_space: secret.txt: is no search space; accepted is a file whose name ends"
+                " with .yaml"
+            ),
+        ),
+        (
+            "search_space: ['http://localhost/x.yaml']\n",
+            "search_space: found the URL http://localhost/x.yaml, use a file of this",
+        ),
+        (
+            "search_space: [{optimizer: [../../secret, sgd]}]\n",
+            "optimizer='../../secret': accepted is GROUP=NAME",
+        ),
         # The environment, and values that are made while others are read.
         ("study: {name: '${oc.env:HOME}'}\n", "study.name: found ${ with more than a key"),
         ("model: {_target_: '${oc.env:UNSET}'}\n", "model._target_: found ${ with more than a key"),
@@ -94,23 +154,55 @@ def test_only_components_of_their_key_are_built(content: str, dry_run: bool, ref
         ("model: {width: '${hydra:runtime.cwd}'}\n", "model.width: found ${ with more than a key"),
         ("search_space: [{model.norm: ['${oc.env:HOME}']}]\n", "found ${ with more than a key"),
         # Where files are written, and who is sent what.
-        ("study: {folder: /tmp/elsewhere}\n", "study.folder: found a value in an experiment's files"),
-        ("study: {folder: '${study.name}/../..'}\n", "study.folder: found a value in an experiment's files"),
-        ("study: {name: ../../elsewhere}\n", "study.name: found '../../elsewhere', accepted are letters"),
-        ("checkpoint: {folder: /tmp/elsewhere}\n", "checkpoint.folder: found a value in an experiment's files"),
-        ("search: {storage: 'sqlite:///made.db'}\n", "search.storage: found a value in an experiment's files"),
-        ("tracking: {uri: 'sqlite:////tmp/made.db'}\n", "tracking.uri: found a value in an experiment's files"),
-        ("cluster: {address: 'attacker:6379'}\n", "cluster.address: found a value in an experiment's files"),
-        ("allowed_targets: [os]\n", "allowed_targets: found ['os'] in a file; it is read from the command line only"),
+        (
+            "study: {folder: /tmp/elsewhere}\n",
+            "study.folder: found a value in an experiment's files",
+        ),
+        (
+            "study: {folder: '${study.name}/../..'}\n",
+            "study.folder: found a value in an experiment's files",
+        ),
+        (
+            "study: {name: ../../elsewhere}\n",
+            "study.name: found '../../elsewhere', accepted are letters",
+        ),
+        (
+            "checkpoint: {folder: /tmp/elsewhere}\n",
+            "checkpoint.folder: found a value in an experiment's files",
+        ),
+        (
+            "search: {storage: 'sqlite:///made.db'}\n",
+            "search.storage: found a value in an experiment's files",
+        ),
+        (
+            "tracking: {uri: 'sqlite:////tmp/made.db'}\n",
+            "tracking.uri: found a value in an experiment's files",
+        ),
+        (
+            "cluster: {address: 'attacker:6379'}\n",
+            "cluster.address: found a value in an experiment's files",
+        ),
+        (
+            "allowed_targets: [os]\n",
+            "allowed_targets: found ['os'] in a file; it is read from the command line only",
+        ),
         # Objects of Python's, and files that are more than they seem.
-        ("model: !!python/object/apply:os.system [touch ran]\n", "could not determine a constructor for the tag"),
+        (
+            "model: !!python/object/apply:os.system [touch ran]\n",
+            "could not determine a constructor for the tag",
+        ),
         ("model: !!python/name:os.system\n", "could not determine a constructor for the tag"),
         ("model: &a {inner: *a}\n", "line 2: found aliases that stand for too many values"),
         (f"model: {'[' * 3000}{']' * 3000}\n", "is nested too deeply"),
     ],
-)  # fmt: skip
+)
 def test_an_experiment_stays_within_its_configuration(
-    content: str, part: str, refusal: Refusal, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    content: str,
+    part: str,
+    refusal: Refusal,
+    write: Write,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "s3cret"))
     for name in ("secret.yaml", "secret.txt"):
@@ -128,11 +220,14 @@ def laughs(levels: int) -> str:
     """A file of a few lines in which each line has nine aliases of the line before."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     return f"a: &a [{', '.join('x' * 9)}]\n" + "".join(
-        f"{letters[i]}: &{letters[i]} [{', '.join([f'*{letters[i - 1]}'] * 9)}]\n" for i in range(1, levels)
+        f"{letters[i]}: &{letters[i]} [{', '.join([f'*{letters[i - 1]}'] * 9)}]\n"
+        for i in range(1, levels)
     )
 
 
-def test_a_file_of_aliases_of_aliases_is_refused_at_once(refusal: Refusal, write: Write, tmp_path: Path) -> None:
+def test_a_file_of_aliases_of_aliases_is_refused_at_once(
+    refusal: Refusal, write: Write, tmp_path: Path
+) -> None:
     folder = write("laughs", laughs(20))
     said = refusal("experiment=laughs", "--config-dir", folder, "dry_run=true")
     assert "experiment/laughs.yaml line" in said
@@ -152,7 +247,9 @@ def test_a_space_is_not_told_of_what_is_no_space(refusal: Refusal, tmp_path: Pat
         assert "s3cret" not in said
 
 
-@pytest.mark.parametrize("module", ["hydra_plugins/evil.py", "wandb_that_is_not_installed.py", "my_net.py"])
+@pytest.mark.parametrize(
+    "module", ["hydra_plugins/evil.py", "wandb_that_is_not_installed.py", "my_net.py"]
+)
 def test_modules_beside_a_folder_are_not_importable_unless_some_are_let_in(
     module: str, refusal: Refusal, write: Write, tmp_path: Path
 ) -> None:
@@ -167,14 +264,21 @@ def test_modules_beside_a_folder_are_not_importable_unless_some_are_let_in(
     assert not (tmp_path / "ran").exists()
 
 
-def test_what_the_command_line_says_is_the_users_own(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_command_line_says_is_the_users_own(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from autotune.config.compose import Composer
 
     monkeypatch.chdir(tmp_path)
     folder = write("mine", "defaults: [cnn_smoke]\nstudy: {folder: there}\n")
     (tmp_path / folder / "tracking").mkdir()
     (tmp_path / folder / "tracking/ours.yaml").write_text(
-        "_target_: autotune.tracking.mlflow_tracker.MlflowTracker\nuri: http://mlflow.example\nlog_model: true\n"
+        "_target_: autotune.tracking.mlflow_tracker.MlflowTracker\nuri:"
+        " http://mlflow.example\nlog_model: true\n"
     )
-    said = Composer(["experiment=mine", "study.folder=here", "tracking=ours"], [folder]).compose().config
+    said = (
+        Composer(["experiment=mine", "study.folder=here", "tracking=ours"], [folder])
+        .compose()
+        .config
+    )
     assert (said.study.folder, said.tracking["uri"]) == ("here", "http://mlflow.example")

@@ -1,4 +1,6 @@
-"""The watch of a training: a stop is seen and moves the deadline, hogs are seen, and what hangs is ended."""
+"""The watch of a training: a stop is seen and moves the deadline, hogs are seen, and what hangs
+is ended.
+"""
 
 import os
 import subprocess
@@ -67,8 +69,13 @@ def last_of(server: ForkServer, task: TrialTask) -> WorkerReport:
 
 @contextmanager
 def hogs(number: int) -> Iterator[None]:
-    """Other programs that compute: of nobody whom the driver has started, as far as a worker can see."""
-    running = [subprocess.Popen([sys.executable, "-c", _HOG], start_new_session=True) for _ in range(number)]
+    """Other programs that compute: of nobody whom the driver has started, as far as a worker can
+    see.
+    """
+    running = [
+        subprocess.Popen([sys.executable, "-c", _HOG], start_new_session=True)
+        for _ in range(number)
+    ]
     try:
         yield
     finally:
@@ -77,9 +84,15 @@ def hogs(number: int) -> Iterator[None]:
             hog.wait()
 
 
-def test_a_stop_is_seen_told_and_moves_the_deadline(server: ForkServer, make_task: Any, tmp_path: Path) -> None:
-    task = make_task(0.6, deadline_seconds=STOPPED_SECONDS)  # as long as the stop: it would be over at once
-    stopper = subprocess.Popen([sys.executable, "-c", _STOPS, str(tmp_path / "trains"), str(STOPPED_SECONDS)], start_new_session=True)
+def test_a_stop_is_seen_told_and_moves_the_deadline(
+    server: ForkServer, make_task: Any, tmp_path: Path
+) -> None:
+    # as long as the stop: it would be over at once
+    task = make_task(0.6, deadline_seconds=STOPPED_SECONDS)
+    stopper = subprocess.Popen(
+        [sys.executable, "-c", _STOPS, str(tmp_path / "trains"), str(STOPPED_SECONDS)],
+        start_new_session=True,
+    )
     last = last_of(server, task)
     assert stopper.wait() == 0
     assert last.outcome is Outcome.REACHED, last.error
@@ -89,7 +102,9 @@ def test_a_stop_is_seen_told_and_moves_the_deadline(server: ForkServer, make_tas
     assert last.contention.reason.startswith("its process was stopped for ")
     assert last.evaluation is not None
     assert last.evaluation.contention == last.contention
-    assert last.evaluation.train_seconds >= STOPPED_SECONDS, "the clock is the clock: what is not to be trusted is marked, not mended"
+    assert last.evaluation.train_seconds >= STOPPED_SECONDS, (
+        "the clock is the clock: what is not to be trusted is marked, not mended"
+    )
     assert Evaluation.from_dict(last.evaluation.as_dict()).contention == last.contention
 
 
@@ -107,7 +122,8 @@ os.kill(process, signal.SIGCONT)
 
 
 def test_hogs_beside_a_single_run_are_seen(server: ForkServer, make_task: Any) -> None:
-    task = make_task(1.5, driver=("elsewhere", 1))  # else they would be the study's own: this process has started both
+    # else they would be the study's own: this process has started both
+    task = make_task(1.5, driver=("elsewhere", 1))
     with hogs(2 * (os.cpu_count() or 1)):
         last = last_of(server, task)
     assert last.contention is not None
@@ -116,7 +132,9 @@ def test_hogs_beside_a_single_run_are_seen(server: ForkServer, make_task: Any) -
     assert "for a CPU while other programs used" in last.contention.reason
 
 
-def test_what_the_study_has_started_itself_is_no_contention(server: ForkServer, make_task: Any) -> None:
+def test_what_the_study_has_started_itself_is_no_contention(
+    server: ForkServer, make_task: Any
+) -> None:
     with hogs(2 * (os.cpu_count() or 1)):
         last = last_of(server, make_task(1.0))
     assert last.contention is not None

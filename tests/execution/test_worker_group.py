@@ -1,4 +1,6 @@
-"""Trials of several workers on Ray: they start and end together, free what they held, and say what went wrong."""
+"""Trials of several workers on Ray: they start and end together, free what they held, and say
+what went wrong.
+"""
 
 import json
 import os
@@ -25,31 +27,60 @@ pytestmark = pytest.mark.ray
 
 
 def task(*overrides: str) -> TrialTask:
-    config = Composer(["experiment=cnn_smoke", "runtime.num_threads=1", "target.max_train_seconds=60", *overrides]).compose().trial
+    config = (
+        Composer(
+            [
+                "experiment=cnn_smoke",
+                "runtime.num_threads=1",
+                "target.max_train_seconds=60",
+                *overrides,
+            ]
+        )
+        .compose()
+        .trial
+    )
     size = config.num_workers
     return make_trial_task(config, num_cpus=size)
 
 
 @pytest.mark.slow
 def test_a_study_over_strategies_is_confirmed(commands: Any, tmp_path: Path) -> None:
-    command = ["experiment=cnn_parallel", "study.name=p", "cluster.num_cpus=2", "search.num_trials=6", "confirm=quick", "tracking=none"]
+    command = [
+        "experiment=cnn_parallel",
+        "study.name=p",
+        "cluster.num_cpus=2",
+        "search.num_trials=6",
+        "confirm=quick",
+        "tracking=none",
+    ]
     ran = commands.run(*command, folder=tmp_path)
     assert (ran.returncode, ran.stderr) == (0, "")
     best = json.loads((tmp_path / "outputs/p/best.json").read_text())
     assert best["best"]["num_reached"] == best["best"]["num_runs"] == 2
-    first = min(rows_of(tmp_path / "outputs/p/trace.csv"), key=lambda row: float(row["started_seconds"]))
-    assert first["trial"] == "0", "the baseline does not wait for larger trials that were asked for after it"
+    first = min(
+        rows_of(tmp_path / "outputs/p/trace.csv"), key=lambda row: float(row["started_seconds"])
+    )
+    assert first["trial"] == "0", (
+        "the baseline does not wait for larger trials that were asked for after it"
+    )
 
 
 @contextmanager
 def training(first: TrialTask) -> Iterator[Any]:
-    """A trial's first worker in a placement group of the trial's size, as Ray Tune places it; at the end all it held is free."""
+    """A trial's first worker in a placement group of the trial's size, as Ray Tune places it.
+
+    At the end all it held is free.
+    """
     group = ray.util.placement_group(bundles(first), strategy="PACK")
     assert group.wait(PATIENCE_SECONDS), "an earlier test left something that is not free"
     where = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
         group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
     )
-    worker = ray.remote(TrialWorker).options(num_cpus=1, scheduling_strategy=where).remote({"task": first})
+    worker = (
+        ray.remote(TrialWorker)
+        .options(num_cpus=1, scheduling_strategy=where)
+        .remote({"task": first})
+    )
     try:
         yield worker
     finally:
@@ -59,7 +90,10 @@ def training(first: TrialTask) -> Iterator[Any]:
 
 
 def answer(call: Any) -> Any:
-    """What a worker's method returns. Without a time limit of its own ``ray.get`` waits for ever: it swallows pytest-timeout's signal."""
+    """What a worker's method returns.
+
+    Without a time limit of its own ``ray.get`` waits for ever: it swallows pytest-timeout's signal.
+    """
     return ray.get(call, timeout=PATIENCE_SECONDS)
 
 
@@ -75,11 +109,19 @@ def last_report(worker: Any) -> WorkerReport:
     [
         (["parallelism=ddp", "target.value=0.9", "optimizer.lr=0.05"], Outcome.REACHED),
         pytest.param(["parallelism=ddp", "batch_size=33"], Outcome.INVALID, marks=pytest.mark.slow),
-        pytest.param(["parallelism=pipeline", "optimizer.lr=1e30"], Outcome.DIVERGED, marks=pytest.mark.slow),
-        pytest.param(["parallelism=fsdp", "epochs=1000", "target.value=0.9999"], Outcome.CAPPED, marks=pytest.mark.slow),
+        pytest.param(
+            ["parallelism=pipeline", "optimizer.lr=1e30"], Outcome.DIVERGED, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            ["parallelism=fsdp", "epochs=1000", "target.value=0.9999"],
+            Outcome.CAPPED,
+            marks=pytest.mark.slow,
+        ),
     ],
 )
-def test_however_it_ends_all_is_free_afterwards(cluster: None, overrides: list[str], outcome: Outcome) -> None:
+def test_however_it_ends_all_is_free_afterwards(
+    cluster: None, overrides: list[str], outcome: Outcome
+) -> None:
     cap = 0.5 if outcome is Outcome.CAPPED else float("inf")
     with training(replace(task(*overrides), cap_seconds=cap)) as worker:
         report = last_report(worker)
@@ -92,7 +134,9 @@ def test_a_trial_that_is_stopped_in_the_middle_ends_on_all_workers(cluster: None
     with training(task("parallelism=ddp", "epochs=100", "target.value=0.9999")) as worker:
         answer(worker.step.remote())
         answer(worker.reset.remote({"task": task("parallelism=ddp", "epochs=1")}))
-        assert last_report(worker).outcome is Outcome.MISSED, "the same workers train the next trial"
+        assert last_report(worker).outcome is Outcome.MISSED, (
+            "the same workers train the next trial"
+        )
 
 
 def _command_line(path: Path) -> bytes:
@@ -103,7 +147,11 @@ def _command_line(path: Path) -> bytes:
 
 
 def _other_worker() -> int:
-    (other,) = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if b"ray::_Other" in _command_line(path)]
+    (other,) = [
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if b"ray::_Other" in _command_line(path)
+    ]
     return other
 
 

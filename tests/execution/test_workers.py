@@ -1,4 +1,6 @@
-"""Workers: a reused process trains as a fresh one does, a hung one ends itself, and a faulty one is replaced."""
+"""Workers: a reused process trains as a fresh one does, a hung one ends itself, and a faulty one
+is replaced.
+"""
 
 import pickle
 import subprocess
@@ -60,7 +62,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def make_task(trial_config: Callable[..., TrialConfig], folder: Path) -> MakeTask:
     def make(*overrides: str, name: str = "trial-1", **fields: Any) -> TrialTask:
-        task = make_trial_task(trial_config("epochs=3", "target.value=0.999", *overrides), folder, name=name)
+        task = make_trial_task(
+            trial_config("epochs=3", "target.value=0.999", *overrides), folder, name=name
+        )
         return replace(task, **fields)
 
     return make
@@ -98,7 +102,14 @@ class Processes:
 @pytest.fixture(scope="module")
 def processes(make_task: MakeTask, folder: Path) -> Processes:
     task = make_task("seed=11", "lr_schedule=one_cycle", "model.norm=batch")
-    other = make_task("seed=12", "optimizer=adamw", "batch_size=32", "precision=bf16", "model.widths=[8,16]", name="trial-2")
+    other = make_task(
+        "seed=12",
+        "optimizer=adamw",
+        "batch_size=32",
+        "precision=bf16",
+        "model.widths=[8,16]",
+        name="trial-2",
+    )
     capped = make_task("seed=13", "model.norm=batch", name="trial-3", cap_seconds=0.02)
     (folder / "hanging.py").write_text(_HANGS)
     hung = make_task("allowed_targets=[hanging]", name="trial-4", deadline_seconds=1.5)
@@ -107,17 +118,29 @@ def processes(make_task: MakeTask, folder: Path) -> Processes:
     started = {}
     for name, tasks in {"fresh": [task], "reused": [other, task, capped, task, hung]}.items():
         (folder / f"{name}.tasks").write_bytes(pickle.dumps(tasks))
-        command = [sys.executable, "-c", _RUN_TASKS, str(folder / f"{name}.tasks"), str(folder / f"{name}.reports")]
+        command = [
+            sys.executable,
+            "-c",
+            _RUN_TASKS,
+            str(folder / f"{name}.tasks"),
+            str(folder / f"{name}.reports"),
+        ]
         started[name] = subprocess.Popen(command, start_new_session=True)
     ran = {}
     for name, process in started.items():
         code = exit_code(process)
-        ran[name] = Ran(pickle.loads((folder / f"{name}.reports").read_bytes()), code, time.monotonic() - began)
+        ran[name] = Ran(
+            pickle.loads((folder / f"{name}.reports").read_bytes()), code, time.monotonic() - began
+        )
     return Processes(task, hung, **ran)
 
 
 def numbers(reports: list[WorkerReport]) -> list[tuple[int, float, float]]:
-    return [(report.evaluation.step, report.evaluation.metric, report.evaluation.loss) for report in reports if report.evaluation]
+    return [
+        (report.evaluation.step, report.evaluation.metric, report.evaluation.loss)
+        for report in reports
+        if report.evaluation
+    ]
 
 
 def test_a_reused_process_trains_as_a_fresh_one_to_the_last_bit(processes: Processes) -> None:
@@ -126,14 +149,24 @@ def test_a_reused_process_trains_as_a_fresh_one_to_the_last_bit(processes: Proce
     assert numbers(second) == numbers(fresh)
     assert capped[-1].outcome is Outcome.CAPPED
     assert numbers(fourth) == numbers(fresh), "also after a trial that was stopped midway"
-    assert [each[0].is_first_in_process for each in (fresh, *processes.reused.reports)] == [True, True, False, False, False]
+    assert [each[0].is_first_in_process for each in (fresh, *processes.reused.reports)] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
     assert len({each[0].fingerprint["sha256"] for each in (fresh, second, fourth)}) == 1
 
 
-def test_a_hung_process_ends_itself_and_leaves_where_it_hung(processes: Processes, folder: Path) -> None:
+def test_a_hung_process_ends_itself_and_leaves_where_it_hung(
+    processes: Processes, folder: Path
+) -> None:
     assert processes.reused.code == 1
     assert processes.reused.seconds >= processes.hung.deadline_seconds
-    outcome, error, _ = outcome_of_death(processes.hung, seconds=processes.reused.seconds, reason="the worker died")
+    outcome, error, _ = outcome_of_death(
+        processes.hung, seconds=processes.reused.seconds, reason="the worker died"
+    )
     assert outcome is Outcome.TIMED_OUT
     assert error.startswith("not ended at its deadline; the worker was ended\n")
     assert "in wait_for_what_never_comes" in error

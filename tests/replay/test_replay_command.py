@@ -13,15 +13,28 @@ from autotune.errors import AutotuneError
 from autotune.recording import read_recording
 from benchmarks.replay.__main__ import replay_command
 
-SPACE = {"lr": {"type": "float", "low": 0.01, "high": 1.0, "log": True}, "kind": ["a", "b"], "widths": [[8, 16], [16, 32]]}
+SPACE = {
+    "lr": {"type": "float", "low": 0.01, "high": 1.0, "log": True},
+    "kind": ["a", "b"],
+    "widths": [[8, 16], [16, 32]],
+}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A recording of six trials, each of four evaluations; the last trials reach the target sooner."""
+    """A recording of six trials, each of four evaluations.
+
+    The last trials reach the target sooner.
+    """
     path = tmp_path / "recording"
     path.mkdir()
-    study = {"metric": "accuracy", "mode": "max", "target": 0.9, "max_train_seconds": 30, "num_trials": 6}
+    study = {
+        "metric": "accuracy",
+        "mode": "max",
+        "target": 0.9,
+        "max_train_seconds": 30,
+        "num_trials": 6,
+    }
     (path / "study.yaml").write_text(yaml.safe_dump(study))
     (path / "space.yaml").write_text(yaml.safe_dump(SPACE))
     points = {
@@ -31,8 +44,18 @@ def folder(tmp_path: Path) -> Path:
         "widths": ["[8, 16]", "[16, 32]"] * 3,
     }
     pq.write_table(pa.table(points), path / "trials.parquet")
-    rows = [(trial, step, float(step * 2), 0.5 + 0.05 * (step + trial)) for trial in range(6) for step in range(1, 5)]
-    columns = dict(zip(("trial", "step", "train_seconds", "metric"), map(list, zip(*reversed(rows), strict=True)), strict=True))
+    rows = [
+        (trial, step, float(step * 2), 0.5 + 0.05 * (step + trial))
+        for trial in range(6)
+        for step in range(1, 5)
+    ]
+    columns = dict(
+        zip(
+            ("trial", "step", "train_seconds", "metric"),
+            map(list, zip(*reversed(rows), strict=True)),
+            strict=True,
+        )
+    )
     pq.write_table(pa.table(columns), path / "curves.parquet")
     return path
 
@@ -40,7 +63,8 @@ def folder(tmp_path: Path) -> Path:
 def test_a_recording_is_read_as_it_was_written(folder: Path) -> None:
     recording = read_recording(folder)
     assert [each.number for each in recording.trials] == list(range(6))
-    assert recording.trials[5].suggestion.values == {"lr": 1.0, "kind": "b", "widths": [16, 32]}  # past its bound by rounding
+    # past its bound by rounding
+    assert recording.trials[5].suggestion.values == {"lr": 1.0, "kind": "b", "widths": [16, 32]}
     assert recording.trials[0].train_seconds == (2.0, 4.0, 6.0, 8.0)
     times = [each.time_to_target(recording.target) for each in recording.trials]
     assert times == [None, None, None, None, 8.0, 6.0]
@@ -52,11 +76,27 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("search", ["random", "tpe", "freeze_thaw"])
-def test_a_trace_has_a_row_for_each_stretch(search: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trace_has_a_row_for_each_stretch(
+    search: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = tmp_path / "trace.csv"
-    assert replay_command([f"recording={folder}", f"search={search}", "num_workers=2", "within=null", f"output={output}"]) == 0
+    assert (
+        replay_command(
+            [
+                f"recording={folder}",
+                f"search={search}",
+                "num_workers=2",
+                "within=null",
+                f"output={output}",
+            ]
+        )
+        == 0
+    )
     rows = rows_of(output)
-    assert ",".join(rows[0]) == "order,trial,worker,started_seconds,stopped_seconds,from_train_seconds,train_seconds,outcome"
+    assert (
+        ",".join(rows[0]) == "order,trial,worker,started_seconds,stopped_seconds,"
+        "from_train_seconds,train_seconds,outcome"
+    )
     assert [int(row["order"]) for row in rows] == list(range(len(rows)))
     assert {int(row["trial"]) for row in rows} == set(range(6))
     assert {row["worker"] for row in rows} == {"0", "1"}
@@ -70,20 +110,44 @@ def test_a_trace_has_a_row_for_each_stretch(search: str, folder: Path, tmp_path:
         (["recording=nope"], "recording=nope: no such folder"),
         (
             ["recording=s3://x/y"],
-            "recording: found the URL s3://x/y, use a folder of this machine, such as outputs/STUDY/recording",
+            (
+                "recording: found the URL s3://x/y, use a folder of this machine, such as"
+                " outputs/STUDY/recording"
+            ),
         ),
-        (["recording={folder}", "output=s3://x/y.csv"], "output: found the URL s3://x/y.csv, use a file of this machine"),
+        (
+            ["recording={folder}", "output=s3://x/y.csv"],
+            "output: found the URL s3://x/y.csv, use a file of this machine",
+        ),
         (["recording={folder}", "sed=3"], "sed: no such key (did you mean seed=...?)"),
-        (["recording={folder}", "epochs=3"], "epochs=3: accepted beside the command's own keys are those of search, stopping, "),
+        (
+            ["recording={folder}", "epochs=3"],
+            "epochs=3: accepted beside the command's own keys are those of search, stopping, ",
+        ),
         (["recording={folder}", "seed=x"], "seed: found 'x', accepted is a whole number from 0"),
-        (["recording={folder}", "num_workers=0"], "num_workers: found '0', accepted is a whole number from 1"),
-        (["recording={folder}", "within=-1"], "within: found '-1', accepted is a number from 0, or null"),
-        (["recording={folder}", "search=tpee"], "search=tpee: accepted are cmaes, freeze_thaw, gp, random, tpe"),
+        (
+            ["recording={folder}", "num_workers=0"],
+            "num_workers: found '0', accepted is a whole number from 1",
+        ),
+        (
+            ["recording={folder}", "within=-1"],
+            "within: found '-1', accepted is a number from 0, or null",
+        ),
+        (
+            ["recording={folder}", "search=tpee"],
+            "search=tpee: accepted are cmaes, freeze_thaw, gp, random, tpe",
+        ),
         (
             ["recording={folder}", "warm_start=[nope]"],
-            "warm_start: nope: is no study that has a recording in outputs (there is none), no folder",
+            (
+                "warm_start: nope: is no study that has a recording in outputs (there is none), no"
+                " folder"
+            ),
         ),
-        (["recording={folder}", "output=nope/trace.csv"], "output=nope/trace.csv: there is no folder nope"),
+        (
+            ["recording={folder}", "output=nope/trace.csv"],
+            "output=nope/trace.csv: there is no folder nope",
+        ),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], message: str, folder: Path) -> None:
@@ -102,4 +166,5 @@ def test_a_search_tries_first_what_was_best_in_an_earlier_study(
     assert replay_command([*line, f"warm_start=[{folder}]"]) == 0
     assert f"warm start: {folder.parent.name}: 6 of 6 trials\n" in capsys.readouterr().out
     started = list(dict.fromkeys(int(row["trial"]) for row in rows_of(output)))
-    assert started[:3] == [5, 4, 3]  # the soonest at the target, the other that was, and the nearest to it
+    # the soonest at the target, the other that was, and the nearest to it
+    assert started[:3] == [5, 4, 3]

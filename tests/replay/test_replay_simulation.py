@@ -32,7 +32,13 @@ def recorded(number: int, x: float, *curve: tuple[float, float]) -> RecordedTria
     """A trial of pairs of train seconds and metric."""
     seconds, metrics = zip(*curve, strict=True)
     steps = tuple(float(each) for each in range(1, len(curve) + 1))
-    return RecordedTrial(number=number, suggestion=Suggestion({"x": x}), steps=steps, train_seconds=seconds, metrics=metrics)
+    return RecordedTrial(
+        number=number,
+        suggestion=Suggestion({"x": x}),
+        steps=steps,
+        train_seconds=seconds,
+        metrics=metrics,
+    )
 
 
 def recording(*trials: RecordedTrial) -> Recording:
@@ -51,15 +57,30 @@ class InOrder(optuna.samplers.BaseSampler):  # type: ignore[misc]
     def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:
         return {}
 
-    def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> float:
+    def sample_independent(
+        self, study: Any, trial: Any, param_name: str, param_distribution: Any
+    ) -> float:
         return next(self._values, 0.5)
 
 
 def policy(
-    place: PointPlacement, *, sampler: Any = None, stopping: StoppingRule | None = None, pausing: Any = None, seed: int = 0
+    place: PointPlacement,
+    *,
+    sampler: Any = None,
+    stopping: StoppingRule | None = None,
+    pausing: Any = None,
+    seed: int = 0,
 ) -> SearchPolicy:
     study = optuna.create_study(sampler=sampler or optuna.samplers.RandomSampler(seed=seed))
-    return policy_over(SPACE, TARGET, seed=seed, study=study, stopping=stopping or NeverStop(), scheduler=pausing, place=place)
+    return policy_over(
+        SPACE,
+        TARGET,
+        seed=seed,
+        study=study,
+        stopping=stopping or NeverStop(),
+        scheduler=pausing,
+        place=place,
+    )
 
 
 def cap() -> CapAtIncumbent:
@@ -67,7 +88,10 @@ def cap() -> CapAtIncumbent:
 
 
 def rows(trace: Trace) -> list[tuple[Any, ...]]:
-    return [(each.trial, each.worker, each.started_seconds, each.stopped_seconds, each.outcome) for each in trace.stretches]
+    return [
+        (each.trial, each.worker, each.started_seconds, each.stopped_seconds, each.outcome)
+        for each in trace.stretches
+    ]
 
 
 THREE = recording(
@@ -78,13 +102,20 @@ THREE = recording(
 
 
 def test_a_trial_is_charged_up_to_the_target_its_cap_or_the_most_seconds() -> None:
-    trace = replay(THREE, lambda place: policy(place, sampler=InOrder([0.5, 0.1, 0.9])), within=None)
+    trace = replay(
+        THREE, lambda place: policy(place, sampler=InOrder([0.5, 0.1, 0.9])), within=None
+    )
     assert rows(trace) == [
-        (11, 0, 0.0, 40.0, "TIMED_OUT"),  # the target's most seconds come before its evaluation at 60
+        # the target's most seconds come before its evaluation at 60
+        (11, 0, 0.0, 40.0, "TIMED_OUT"),
         (10, 0, 40.0, 60.0, "REACHED"),
         (12, 0, 60.0, 68.0, "REACHED"),
     ]
-    capped = replay(THREE, lambda place: policy(place, sampler=InOrder([0.9, 0.1, 0.5]), stopping=cap()), within=None)
+    capped = replay(
+        THREE,
+        lambda place: policy(place, sampler=InOrder([0.9, 0.1, 0.5]), stopping=cap()),
+        within=None,
+    )
     assert rows(capped) == [
         (12, 0, 0.0, 8.0, "REACHED"),
         (10, 0, 8.0, 16.0, "CAPPED"),  # before its first evaluation
@@ -92,7 +123,9 @@ def test_a_trial_is_charged_up_to_the_target_its_cap_or_the_most_seconds() -> No
     ]
 
 
-def test_a_point_is_the_nearest_recorded_one_not_yet_used_and_the_sampler_is_told_that_one() -> None:
+def test_a_point_is_the_nearest_recorded_one_not_yet_used_and_the_sampler_is_told_that_one() -> (
+    None
+):
     study = None
 
     def made(place: PointPlacement) -> SearchPolicy:
@@ -104,11 +137,17 @@ def test_a_point_is_the_nearest_recorded_one_not_yet_used_and_the_sampler_is_tol
     trace = replay(THREE, made, within=None)
     assert [each.trial for each in trace.stretches] == [10, 11, 12]
     assert study is not None
-    told = [trial.params["x"] for trial in study.trials if trial.state is not optuna.trial.TrialState.FAIL]
+    told = [
+        trial.params["x"]
+        for trial in study.trials
+        if trial.state is not optuna.trial.TrialState.FAIL
+    ]
     assert told == [0.1, 0.5, 0.9]
 
 
-def test_a_configuration_that_was_recorded_several_times_is_had_again_by_its_own_point_only() -> None:
+def test_a_configuration_that_was_recorded_several_times_is_had_again_by_its_own_point_only() -> (
+    None
+):
     trials = [recorded(number, x, (1.0, 0.5)) for number, x in enumerate((0.2, 0.2, 0.6, 0.2, 0.9))]
     points = RecordedPoints(SPACE, trials)
 
@@ -116,18 +155,31 @@ def test_a_configuration_that_was_recorded_several_times_is_had_again_by_its_own
         return None if points(Suggestion({"x": x})) is None else points.last.number
 
     assert [points.can_repeat(Suggestion({"x": x})) for x in (0.2, 0.3)] == [True, False]
-    assert RecordedPoints(SPACE, trials, repeats_any=True).can_repeat(Suggestion({"x": 0.3})), "as in a study"
-    assert [taken(0.25), taken(0.25), taken(0.2)] == [0, 2, 1], "a neighbour gets another configuration, the point itself its next run"
+    assert RecordedPoints(SPACE, trials, repeats_any=True).can_repeat(Suggestion({"x": 0.3})), (
+        "as in a study"
+    )
+    assert [taken(0.25), taken(0.25), taken(0.2)] == [
+        0,
+        2,
+        1,
+    ], "a neighbour gets another configuration, the point itself its next run"
     assert [taken(0.2), points.can_repeat(Suggestion({"x": 0.2}))] == [3, False]
 
 
 def test_a_paused_trial_goes_on_from_where_it_stood() -> None:
     trace = replay(
         THREE,
-        lambda place: policy(place, pausing=PausesAtFirst([Suggestion({"x": value}) for value in (0.1, 0.5, 0.9)]), stopping=cap()),
+        lambda place: policy(
+            place,
+            pausing=PausesAtFirst([Suggestion({"x": value}) for value in (0.1, 0.5, 0.9)]),
+            stopping=cap(),
+        ),
         within=None,
     )
-    assert [(each.trial, each.from_train_seconds, each.train_seconds, each.outcome) for each in trace.stretches] == [
+    assert [
+        (each.trial, each.from_train_seconds, each.train_seconds, each.outcome)
+        for each in trace.stretches
+    ] == [
         (10, 0.0, 10.0, PAUSED),
         (11, 0.0, 5.0, PAUSED),
         (12, 0.0, 4.0, PAUSED),
@@ -150,19 +202,31 @@ def recordings(draw: st.DrawFn) -> Recording:
     for number in range(count):
         gaps = draw(st.lists(st.floats(0.1, 10), min_size=1, max_size=6))
         seconds = list(itertools.accumulate(gaps))
-        trials.append(recorded(number, draw(st.floats(0, 1)), *((each, draw(metrics)) for each in seconds)))
+        trials.append(
+            recorded(number, draw(st.floats(0, 1)), *((each, draw(metrics)) for each in seconds))
+        )
     return recording(*trials)
 
 
 @pytest.mark.parametrize("kind", ["random", "pausing"])
 @given(made=recordings(), num_workers=st.integers(1, 3), seed=st.integers(0, 3))
 @settings(max_examples=40)
-def test_no_training_is_skipped_or_charged_twice(kind: str, made: Recording, num_workers: int, seed: int) -> None:
+def test_no_training_is_skipped_or_charged_twice(
+    kind: str, made: Recording, num_workers: int, seed: int
+) -> None:
     def make(place: PointPlacement) -> SearchPolicy:
         sampler = FreezeThawSampler(
-            space=SPACE, target=TARGET, objective=OBJECTIVE, seed=seed, num_startup_trials=2, num_candidates=4, least_chance=0
+            space=SPACE,
+            target=TARGET,
+            objective=OBJECTIVE,
+            seed=seed,
+            num_startup_trials=2,
+            num_candidates=4,
+            least_chance=0,
         )
-        return policy(place, stopping=cap(), pausing=sampler if kind == "pausing" else None, seed=seed)
+        return policy(
+            place, stopping=cap(), pausing=sampler if kind == "pausing" else None, seed=seed
+        )
 
     trace = replay(made, make, num_workers=num_workers, within=None)
     by_number = {each.number: each for each in made.trials}
@@ -172,7 +236,9 @@ def test_no_training_is_skipped_or_charged_twice(kind: str, made: Recording, num
     for each in sorted(trace.stretches, key=lambda each: each.stopped_seconds):
         curve = by_number[each.trial]
         assert each.train_seconds <= min(curve.train_seconds[-1], TARGET.max_train_seconds)
-        assert each.stopped_seconds - each.started_seconds == pytest.approx(each.train_seconds - each.from_train_seconds)
+        assert each.stopped_seconds - each.started_seconds == pytest.approx(
+            each.train_seconds - each.from_train_seconds
+        )
         if each.outcome == Outcome.REACHED:
             assert each.train_seconds == curve.time_to_target(TARGET)
             best_at.append((each.stopped_seconds, each.train_seconds))
@@ -181,11 +247,18 @@ def test_no_training_is_skipped_or_charged_twice(kind: str, made: Recording, num
             assert known
             assert each.train_seconds >= min(known) - 1e-9
     for number in by_number:
-        stretches = sorted((each for each in trace.stretches if each.trial == number), key=lambda each: each.started_seconds)
+        stretches = sorted(
+            (each for each in trace.stretches if each.trial == number),
+            key=lambda each: each.started_seconds,
+        )
         stood = 0.0
         for each in stretches:
             assert each.from_train_seconds == stood
             stood = each.train_seconds
     for worker in range(num_workers):
-        busy = sorted((each.started_seconds, each.stopped_seconds) for each in trace.stretches if each.worker == worker)
+        busy = sorted(
+            (each.started_seconds, each.stopped_seconds)
+            for each in trace.stretches
+            if each.worker == worker
+        )
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(busy))

@@ -12,9 +12,13 @@ ERROR = "ValueError: AcceleratorState has already been initialized"
 
 
 def trials(*groups: tuple[int, str, str, Outcome, str]) -> list[EndedTrial]:
-    """So many trials of each group, with its values of ``mixed`` and ``optimizer``, and a learning rate of their own."""
+    """So many trials of each group, with its values of ``mixed`` and ``optimizer``, and a
+    learning rate of their own.
+    """
     return [
-        EndedTrial({"mixed": mixed, "optimizer": optimizer, "lr": f"{group}.{number}"}, outcome, error)
+        EndedTrial(
+            {"mixed": mixed, "optimizer": optimizer, "lr": f"{group}.{number}"}, outcome, error
+        )
         for group, (count, mixed, optimizer, outcome, error) in enumerate(groups)
         for number in range(count)
     ]
@@ -29,13 +33,16 @@ def test_an_option_of_which_every_trial_failed_is_told_with_counts_and_causes() 
         (1, "bf16", "adamw", Outcome.OUT_OF_MEMORY, "CUDA out of memory"),
     )
     assert gathered_failures(ended, CHOICES) == [
-        f"mixed=bf16: all of 3 trials failed (2 ERRORED: {ERROR}, 1 OUT_OF_MEMORY); it was not explored"
+        f"mixed=bf16: all of 3 trials failed (2 ERRORED: {ERROR}, 1 OUT_OF_MEMORY); it was not"
+        " explored"
     ]
 
 
 def test_two_options_that_fail_for_reasons_of_their_own_are_told_apart() -> None:
     ended = trials(
-        (12, "no", "sgd", Outcome.REACHED, ""), (3, "bf16", "sgd", Outcome.ERRORED, "a"), (3, "no", "lion", Outcome.INVALID, "b")
+        (12, "no", "sgd", Outcome.REACHED, ""),
+        (3, "bf16", "sgd", Outcome.ERRORED, "a"),
+        (3, "no", "lion", Outcome.INVALID, "b"),
     )
     assert sorted(gathered_failures(ended, CHOICES)) == [
         "mixed=bf16: all of 3 trials failed (3 ERRORED: a); it was not explored",
@@ -50,10 +57,16 @@ def test_two_options_that_fail_for_reasons_of_their_own_are_told_apart() -> None
         trials((5, "no", "sgd", Outcome.ERRORED, "a")),
         trials((5, "no", "sgd", Outcome.REACHED, ""), (1, "bf16", "sgd", Outcome.ERRORED, "once")),
         trials((5, "no", "sgd", Outcome.REACHED, ""), (5, "bf16", "sgd", Outcome.DIVERGED, "")),
-        trials(*((3, mixed, optimizer, outcome, "") for mixed in ("no", "bf16") for optimizer in ("sgd", "adamw")
-                 for outcome in (Outcome.ERRORED, Outcome.REACHED))),
+        trials(
+            *(
+                (3, mixed, optimizer, outcome, "")
+                for mixed in ("no", "bf16")
+                for optimizer in ("sgd", "adamw")
+                for outcome in (Outcome.ERRORED, Outcome.REACHED)
+            )
+        ),
     ],
     ids=["no trial", "all failed", "one failure", "diverged", "scattered"],
-)  # fmt: skip
+)
 def test_nothing_is_told_of_failures_that_gather_nowhere(ended: Sequence[EndedTrial]) -> None:
     assert gathered_failures(ended, CHOICES) == []

@@ -22,12 +22,19 @@ from autotune.space import SearchSpace
 from tests.support.records import make_evaluation
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60.0)
-SPACE = {"optimizer": ["sgd", "adam"], "lr": {"type": "float", "low": 1e-4, "high": 1.0, "log": True}}
+SPACE = {
+    "optimizer": ["sgd", "adam"],
+    "lr": {"type": "float", "low": 1e-4, "high": 1.0, "log": True},
+}
 HOSTILE = """</script><script>alert(1)</script>"'><img src=x onerror=alert(2)>{{ 7 * 7 }}"""
 
 
-def ended(trial: int, outcome: Outcome, seconds: float, *, num_evaluations: int = 5, **changed: Any) -> TrialResult:
-    values = changed.pop("values", {"optimizer": "adam" if trial % 2 else "sgd", "lr": 10 ** -(1 + trial % 7 / 3)})
+def ended(
+    trial: int, outcome: Outcome, seconds: float, *, num_evaluations: int = 5, **changed: Any
+) -> TrialResult:
+    values = changed.pop(
+        "values", {"optimizer": "adam" if trial % 2 else "sgd", "lr": 10 ** -(1 + trial % 7 / 3)}
+    )
     top = 0.91 if outcome is Outcome.REACHED else 0.7
     evaluations = tuple(
         make_evaluation(
@@ -44,9 +51,16 @@ def ended(trial: int, outcome: Outcome, seconds: float, *, num_evaluations: int 
         for step in range(1, num_evaluations + 1)
     )
     fields: dict[str, Any] = {
-        "trial": trial, "values": values, "overrides": (), "seed": 40 + trial, "outcome": outcome, "evaluations": evaluations,
-        "started_at": 1e9 + 10 * trial, "stopped_at": 1e9 + 10 * trial + seconds, "fingerprint": {},
-    }  # fmt: skip
+        "trial": trial,
+        "values": values,
+        "overrides": (),
+        "seed": 40 + trial,
+        "outcome": outcome,
+        "evaluations": evaluations,
+        "started_at": 1e9 + 10 * trial,
+        "stopped_at": 1e9 + 10 * trial + seconds,
+        "fingerprint": {},
+    }
     return TrialResult(**(fields | changed))
 
 
@@ -61,33 +75,73 @@ TRIALS = [
 
 def arm(times: Sequence[float], misses: Sequence[float] = (), **more: Any) -> dict[str, Any]:
     return {
-        "unit": "s", "times_seconds": list(times), "lower_bounds_seconds": list(misses), "num_runs": len(times) + len(misses),
-        "num_reached": len(times), **more,
-    }  # fmt: skip
+        "unit": "s",
+        "times_seconds": list(times),
+        "lower_bounds_seconds": list(misses),
+        "num_runs": len(times) + len(misses),
+        "num_reached": len(times),
+        **more,
+    }
 
 
 SUMMARY: dict[str, Any] = {
-    "study": "one", "experiment": "cnn", "trial": 1, "objective": {"quantity": "time to target", "unit": "s"},
-    "changes": [{"key": "optimizer", "baseline": "sgd", "best": "adam"}, {"key": "epochs", "baseline": 20, "best": 20}],
-    "baseline": arm([12.0, 11.0, 13.0]), "best": arm([4.0, 3.0, 5.0]),
+    "study": "one",
+    "experiment": "cnn",
+    "trial": 1,
+    "objective": {"quantity": "time to target", "unit": "s"},
+    "changes": [
+        {"key": "optimizer", "baseline": "sgd", "best": "adam"},
+        {"key": "epochs", "baseline": 20, "best": 20},
+    ],
+    "baseline": arm([12.0, 11.0, 13.0]),
+    "best": arm([4.0, 3.0, 5.0]),
     "speed_up": {"ratio": 3.0, "low": 2.5, "high": 3.6, "num_pairs": 3, "claim": "measured"},
     "candidates": [
-        {"trial": 1, "overrides": ["optimizer=adam", "lr=0.046"], **arm([4.0, 3.0, 5.0]), "why": "chosen"},
-        {"trial": 7, "overrides": ["optimizer=sgd"], **arm([6.0], [9.0]), "why": "left after round 2: in the slower half"},
+        {
+            "trial": 1,
+            "overrides": ["optimizer=adam", "lr=0.046"],
+            **arm([4.0, 3.0, 5.0]),
+            "why": "chosen",
+        },
+        {
+            "trial": 7,
+            "overrides": ["optimizer=sgd"],
+            **arm([6.0], [9.0]),
+            "why": "left after round 2: in the slower half",
+        },
     ],
-    "wall_seconds": 100.0, "device": "a device", "versions": {"torch": "2.13"}, "command": "python -m autotune experiment=cnn",
-    "settings": {"sampler": "FreezeThawSampler"}, "seeds": {"study": 0, "confirmation": [77001, 77002]},
-}  # fmt: skip
+    "wall_seconds": 100.0,
+    "device": "a device",
+    "versions": {"torch": "2.13"},
+    "command": "python -m autotune experiment=cnn",
+    "settings": {"sampler": "FreezeThawSampler"},
+    "seeds": {"study": 0, "confirmation": [77001, 77002]},
+}
 
 
 def a_study(
-    folder: Path, results: Sequence[TrialResult] = TRIALS, summary: dict[str, Any] | None = None, target: Target = TARGET, space: Any = None
+    folder: Path,
+    results: Sequence[TrialResult] = TRIALS,
+    summary: dict[str, Any] | None = None,
+    target: Target = TARGET,
+    space: Any = None,
 ) -> Path:
     folder.mkdir(parents=True)
-    scores = {result.trial: result.time_to_target_seconds for result in results if result.outcome is Outcome.REACHED}
+    scores = {
+        result.trial: result.time_to_target_seconds
+        for result in results
+        if result.outcome is Outcome.REACHED
+    }
     space = space or SPACE
     write_trials(folder / "trials.csv", SearchSpace.from_mapping(space, "space"), results, scores)  # type: ignore[arg-type]
-    write_recording(folder / "recording", results=results, target=target, space=space, source="a test", baseline=0)
+    write_recording(
+        folder / "recording",
+        results=results,
+        target=target,
+        space=space,
+        source="a test",
+        baseline=0,
+    )
     if summary is not None:
         write_json(folder / "summary.json", "summary", summary)
     return folder
@@ -147,7 +201,11 @@ def test_the_answer_says_what_to_change_and_what_it_brings(tmp_path: Path) -> No
 
 def test_outcomes_errors_and_provenance_are_told(tmp_path: Path) -> None:
     folder = a_study(tmp_path / "one", summary=SUMMARY)
-    (folder / "machine.yaml").write_text(yaml.safe_dump({"host": "a-host", "processor": {"name": "EPYC"}, "gpus": [{"name": "H200"}]}))
+    (folder / "machine.yaml").write_text(
+        yaml.safe_dump(
+            {"host": "a-host", "processor": {"name": "EPYC"}, "gpus": [{"name": "H200"}]}
+        )
+    )
     (folder / "trace.csv").write_text(
         "order,trial,worker,started_seconds,stopped_seconds,from_train_seconds,train_seconds,outcome\n"
         "0,9,1,0,1,0,1,LOST\n1,3,0,0,1,0,1,PAUSED\n2,3,0,2,3,1,2,STOPPED\n"
@@ -156,7 +214,16 @@ def test_outcomes_errors_and_provenance_are_told(tmp_path: Path) -> None:
     for outcome in (Outcome.CAPPED, Outcome.STOPPED, Outcome.ERRORED, Outcome.LOST):
         assert outcome.traits.meaning in page.text
     assert Outcome.DIVERGED.traits.meaning not in page.text
-    for said in ("ValueError: lr is too odd", "77001, 77002", "a-host", "H200", "torch 2.13", "FreezeThawSampler", "Workers 2", "Pauses 1"):
+    for said in (
+        "ValueError: lr is too odd",
+        "77001, 77002",
+        "a-host",
+        "H200",
+        "torch 2.13",
+        "FreezeThawSampler",
+        "Workers 2",
+        "Pauses 1",
+    ):
         assert said in page.text
     assert "2001-09-09" in page.text
 
@@ -170,20 +237,30 @@ def hostile_study(parent: Path) -> Path:
         ended(1, Outcome.ERRORED, 4.0, values={"key": "b"}, error=HOSTILE),
     ]
     summary = SUMMARY | {
-        "experiment": HOSTILE, "device": HOSTILE, "command": HOSTILE, "settings": {HOSTILE: HOSTILE}, "versions": {HOSTILE: HOSTILE},
-        "objective": {"quantity": HOSTILE, "unit": HOSTILE}, "changes": [{"key": HOSTILE, "baseline": HOSTILE, "best": [HOSTILE]}],
+        "experiment": HOSTILE,
+        "device": HOSTILE,
+        "command": HOSTILE,
+        "settings": {HOSTILE: HOSTILE},
+        "versions": {HOSTILE: HOSTILE},
+        "objective": {"quantity": HOSTILE, "unit": HOSTILE},
+        "changes": [{"key": HOSTILE, "baseline": HOSTILE, "best": [HOSTILE]}],
         "candidates": [{"trial": HOSTILE, "overrides": [HOSTILE], **arm([1.0]), "why": HOSTILE}],
-    }  # fmt: skip
+    }
     folder = a_study(parent / "<img src=x onerror=alert(1)>", results, summary, target, space)
     (folder / "pareto_front.csv").write_text("")
     with (folder / "pareto_front.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["trial", HOSTILE, "b (s)", "picked_by", "overrides"], [0, 1.0, 2.0, HOSTILE, HOSTILE]])
+        csv.writer(file).writerows(
+            [["trial", HOSTILE, "b (s)", "picked_by", "overrides"], [0, 1.0, 2.0, HOSTILE, HOSTILE]]
+        )
     return folder
 
 
 def large_study(folder: Path, num_trials: int) -> Path:
     outcomes = [Outcome.REACHED, Outcome.CAPPED, Outcome.STOPPED]
-    results = [ended(number, outcomes[number % 3], 1 + number % 37, num_evaluations=100) for number in range(num_trials)]
+    results = [
+        ended(number, outcomes[number % 3], 1 + number % 37, num_evaluations=100)
+        for number in range(num_trials)
+    ]
     return a_study(folder, results, SUMMARY)
 
 
@@ -206,7 +283,10 @@ def test_the_page_needs_nothing_beside_it_and_tells_its_charts_in_words(tmp_path
     anchors = {value[1:] for value in loaded if value.startswith("#")}
     assert anchors <= set(page.ids)
     labels = [value for name, value in page.attributes if name == "aria-label"]
-    assert any(label.startswith("5 trials over the search. The best score goes from 12.0 s to 4.00 s.") for label in labels)
+    assert any(
+        label.startswith("5 trials over the search. The best score goes from 12.0 s to 4.00 s.")
+        for label in labels
+    )
     assert page.tags.count("table") == page.tags.count("caption")
     assert page.tags.count("h1") == 1
 
@@ -216,11 +296,22 @@ def test_a_thousand_trials_stay_small(tmp_path: Path) -> None:
     assert path.stat().st_size < 6e6
     page = read(path)
     assert "100 of 1000 trials" in page.text
-    charts = [name for name, figure in page.figures.items() if any(999 in trace.get("customdata", ()) for trace in figure["data"])]
+    charts = [
+        name
+        for name, figure in page.figures.items()
+        if any(999 in trace.get("customdata", ()) for trace in figure["data"])
+    ]
     assert charts == ["search", "curves", "parameters"]
 
 
-NOTHING = SUMMARY | {"trial": None, "changes": [], "baseline": None, "best": None, "speed_up": None, "candidates": []}
+NOTHING = SUMMARY | {
+    "trial": None,
+    "changes": [],
+    "baseline": None,
+    "best": None,
+    "speed_up": None,
+    "candidates": [],
+}
 
 
 @pytest.mark.parametrize(
@@ -229,11 +320,20 @@ NOTHING = SUMMARY | {"trial": None, "changes": [], "baseline": None, "best": Non
         (TRIALS, {}, "Not confirmed: trial 1 was fastest in the search"),
         (
             TRIALS,
-            {"baseline": arm([], [9.0]), "candidates": [{"trial": 1, "overrides": [], **arm([], [9.0]), "why": "never reached"}]},
+            {
+                "baseline": arm([], [9.0]),
+                "candidates": [
+                    {"trial": 1, "overrides": [], **arm([], [9.0]), "why": "never reached"}
+                ],
+            },
             "Nothing reached the target again on fresh seeds",
         ),
         (TRIALS[2:], {}, "Nothing reached accuracy ≥ 0.9 Closest: trial 2, accuracy 0.7, with"),
-        ([ended(0, Outcome.MISSED, 12.0, values={})], {}, "Closest: trial 0, accuracy 0.7, the baseline"),
+        (
+            [ended(0, Outcome.MISSED, 12.0, values={})],
+            {},
+            "Closest: trial 0, accuracy 0.7, the baseline",
+        ),
     ],
 )
 def test_a_study_without_anything_confirmed_says_what_came_closest(
@@ -243,32 +343,56 @@ def test_a_study_without_anything_confirmed_says_what_came_closest(
 
 
 def test_a_gain_that_may_be_none_is_not_claimed(tmp_path: Path) -> None:
-    summary = SUMMARY | {"speed_up": {"ratio": 1.1, "low": 0.9, "high": None, "num_pairs": 3, "claim": "measured"}}
+    summary = SUMMARY | {
+        "speed_up": {"ratio": 1.1, "low": 0.9, "high": None, "num_pairs": 3, "claim": "measured"}
+    }
     page = read(write_report(a_study(tmp_path / "one", summary=summary)))
     assert "No configuration is shown to be faster than the baseline" in page.text
     assert (
-        "Speed-up not shown, n = 3 pairs of runs on fresh seeds; interval from 0.90x, so the best one is not shown to be faster"
-        in page.text
+        "Speed-up not shown, n = 3 pairs of runs on fresh seeds; interval from 0.90x, so the best"
+        " one is not shown to be faster" in page.text
     )
     assert "1.1" not in page.text.partition("What to change")[0]
     assert "Paid back" not in page.text
 
 
 def test_failures_that_gather_on_an_option_are_told_in_the_answer(tmp_path: Path) -> None:
-    failed = [ended(number, Outcome.ERRORED, 0.0, num_evaluations=0, error="ValueError: <odd>", values={"optimizer": "adam", "lr": 0.1})
-              for number in (4, 5)]  # fmt: skip
-    reached = [ended(number, Outcome.REACHED, 4.0, values={"optimizer": "sgd", "lr": 0.1}) for number in range(4)]
+    failed = [
+        ended(
+            number,
+            Outcome.ERRORED,
+            0.0,
+            num_evaluations=0,
+            error="ValueError: <odd>",
+            values={"optimizer": "adam", "lr": 0.1},
+        )
+        for number in (4, 5)
+    ]
+    reached = [
+        ended(number, Outcome.REACHED, 4.0, values={"optimizer": "sgd", "lr": 0.1})
+        for number in range(4)
+    ]
     page = read(write_report(a_study(tmp_path / "one", [*reached, *failed], SUMMARY)))
-    assert "optimizer=adam: all of 2 trials failed (2 ERRORED: ValueError: <odd>); it was not explored" in page.text
+    assert (
+        "optimizer=adam: all of 2 trials failed (2 ERRORED: ValueError: <odd>); it was not explored"
+        in page.text
+    )
 
 
-def test_the_command_writes_several_reports_or_one_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_several_reports_or_one_to_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("one", "two"):
         a_study(tmp_path / name, summary=SUMMARY)
     assert run_command(report_command, ["study=one", "study=two", f"folder={tmp_path}"]) == 0
     assert (tmp_path / "one/report.html").is_file()
     assert (tmp_path / "two/report.html").is_file()
-    assert run_command(report_command, ["study=one", f"folder={tmp_path}", f"output={tmp_path / 'page.html'}"]) == 0
+    assert (
+        run_command(
+            report_command, ["study=one", f"folder={tmp_path}", f"output={tmp_path / 'page.html'}"]
+        )
+        == 0
+    )
     assert (tmp_path / "page.html").read_text() == (tmp_path / "one/report.html").read_text()
     assert capsys.readouterr().err == ""
 

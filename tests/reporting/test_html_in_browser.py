@@ -1,4 +1,6 @@
-"""The HTML report in a browser without a network: no errors, no requests, no serious findings of axe, on wide and narrow screens."""
+"""The HTML report in a browser without a network: no errors, no requests, no serious findings of
+axe, on wide and narrow screens.
+"""
 
 import shutil
 from collections.abc import Iterator
@@ -13,7 +15,10 @@ from autotune.report_command import write_report
 from tests.reporting.test_html import a_study, hostile_study, large_study
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no chromium or google-chrome is installed")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium or google-chrome is installed"),
+]
 
 SCREENS: dict[str, dict[str, Any]] = {
     "laptop": {"viewport": {"width": 1280, "height": 900}},
@@ -36,13 +41,18 @@ def opened(browser: Browser, path: Path, said: list[str], **screen: Any) -> Page
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
-    page.on("request", lambda request: said.append(request.url) if request.url != path.as_uri() else None)
+    page.on(
+        "request",
+        lambda request: said.append(request.url) if request.url != path.as_uri() else None,
+    )
     page.goto(path.as_uri())
     return page
 
 
 @pytest.mark.parametrize("name", SCREENS)
-def test_a_study_opens_offline_on_every_screen_and_axe_finds_nothing_serious(browser: Browser, tmp_path: Path, name: str) -> None:
+def test_a_study_opens_offline_on_every_screen_and_axe_finds_nothing_serious(
+    browser: Browser, tmp_path: Path, name: str
+) -> None:
     said: list[str] = []
     path, screen = write_report(large_study(tmp_path / "one", 60)), SCREENS[name]
     page = opened(browser, path, said, **screen, bypass_csp=True)  # axe is a script of another's
@@ -50,7 +60,10 @@ def test_a_study_opens_offline_on_every_screen_and_axe_finds_nothing_serious(bro
     assert page.evaluate("document.documentElement.scrollWidth") == screen["viewport"]["width"]
     assert said == []
     page.evaluate("document.querySelectorAll('details').forEach(element => element.open = true)")
-    assert [(violation["id"], violation["impact"]) for violation in Axe().run(page).response["violations"]] == []
+    assert [
+        (violation["id"], violation["impact"])
+        for violation in Axe().run(page).response["violations"]
+    ] == []
 
 
 def test_texts_of_others_do_nothing_and_are_shown(browser: Browser, tmp_path: Path) -> None:
@@ -69,7 +82,10 @@ def test_a_trial_is_shown_in_every_chart(browser: Browser, tmp_path: Path) -> No
     page = opened(browser, write_report(a_study(tmp_path / "one")), said)
     page.fill("#trial", "1")
     assert page.inner_text("#picked").startswith("trial 1, REACHED, 4.00 s")
-    ends = page.evaluate("['search', 'curves', 'parameters'].map(name => document.getElementById('chart-' + name).data.at(-1).x.length)")
+    ends = page.evaluate(
+        "['search', 'curves', 'parameters'].map(name => document.getElementById('chart-' +"
+        " name).data.at(-1).x.length)"
+    )
     assert ends == [1, 6, 3], "with the gap after a line"
     page.fill("#trial", "77")
     assert page.inner_text("#picked") == "no such trial"

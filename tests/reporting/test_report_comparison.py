@@ -23,7 +23,9 @@ from tests.support.records import make_evaluation, make_result
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60)
 
 
-def run(seconds: float, *, reached: bool = True, steps: int = 100, started_at: float = 0.0) -> TrialResult:
+def run(
+    seconds: float, *, reached: bool = True, steps: int = 100, started_at: float = 0.0
+) -> TrialResult:
     """A run of two evaluations that prepared for no time."""
     evaluations = [
         make_evaluation(
@@ -50,22 +52,55 @@ def run(seconds: float, *, reached: bool = True, steps: int = 100, started_at: f
     )
 
 
-CRASHED = replace(run(1.0), outcome=Outcome.ERRORED, evaluations=(), error="Traceback:\nboom", test_metric=None)
+CRASHED = replace(
+    run(1.0), outcome=Outcome.ERRORED, evaluations=(), error="Traceback:\nboom", test_metric=None
+)
 
 
-def side(name: str, runs: Sequence[TrialResult], *overrides: str, num_workers: int = 1, batch_size: int = 64) -> ComparedSide:
-    config = {"batch_size": batch_size, "parallelism": {"num_workers": num_workers}, "lr": overrides}
-    objective = AmortisedTime(num_trainings=math.inf)  # type: ignore[arg-type]  # warm seconds alone
-    return ComparedSide(name=name, overrides=overrides, config=config, objective=objective, runs=dict(enumerate(runs)))
+def side(
+    name: str,
+    runs: Sequence[TrialResult],
+    *overrides: str,
+    num_workers: int = 1,
+    batch_size: int = 64,
+) -> ComparedSide:
+    config = {
+        "batch_size": batch_size,
+        "parallelism": {"num_workers": num_workers},
+        "lr": overrides,
+    }
+    # warm seconds alone
+    objective = AmortisedTime(num_trainings=math.inf)  # type: ignore[arg-type]
+    return ComparedSide(
+        name=name,
+        overrides=overrides,
+        config=config,
+        objective=objective,
+        runs=dict(enumerate(runs)),
+    )
 
 
-def compared(a: Sequence[TrialResult], b: Sequence[TrialResult], *, num_seeds: int | None = None) -> Comparison:
-    sides = (side("a", a, "optimizer.lr=0.1"), side("b", b, "optimizer.lr=0.2", "runtime.channels_last=true"))
-    return Comparison(name="compare-cnn-1", experiment="cnn", target=TARGET, num_seeds=num_seeds or len(a), sides=sides)
+def compared(
+    a: Sequence[TrialResult], b: Sequence[TrialResult], *, num_seeds: int | None = None
+) -> Comparison:
+    sides = (
+        side("a", a, "optimizer.lr=0.1"),
+        side("b", b, "optimizer.lr=0.2", "runtime.channels_last=true"),
+    )
+    return Comparison(
+        name="compare-cnn-1",
+        experiment="cnn",
+        target=TARGET,
+        num_seeds=num_seeds or len(a),
+        sides=sides,
+    )
 
 
 def times(*seconds: float, missed: Collection[int] = (), steps: int = 100) -> list[TrialResult]:
-    return [run(each, reached=place not in missed, steps=steps, started_at=10.0 * place) for place, each in enumerate(seconds)]
+    return [
+        run(each, reached=place not in missed, steps=steps, started_at=10.0 * place)
+        for place, each in enumerate(seconds)
+    ]
 
 
 PLAIN = compared(times(4.0, 6.0, 5.0), times(2.0, 3.0, 2.5, steps=50))
@@ -121,7 +156,10 @@ def test_the_chart_shows_every_run_and_what_a_success_costs() -> None:
     [
         ("plain", "b reaches the target 2.00x as fast as a (interval 2.00x to 2.00x, n = 3 pairs)"),
         ("a fell short", "which is faster is not resolved (interval 0.00x to "),
-        ("a never reached", "side a never reached the target; a / b is at least 2.00x (interval from"),
+        (
+            "a never reached",
+            "side a never reached the target; a / b is at least 2.00x (interval from",
+        ),
         ("b never reached", "side b never reached the target; a / b is not shown"),
         ("neither reached", "neither a nor b ever reached the target"),
         ("a crash", "which is faster is not resolved (interval 0.00x to "),
@@ -151,7 +189,9 @@ def test_the_table_tells_time_steps_and_step_time_and_is_never_cut() -> None:
 
 def test_a_third_side_is_held_against_the_first() -> None:
     said = printed(THREE)
-    assert "2.00x (interval 2.00x to 2.00x)  1.00x (interval 0." in next(line for line in said if "time to target" in line)
+    assert "2.00x (interval 2.00x to 2.00x)  1.00x (interval 0." in next(
+        line for line in said if "time to target" in line
+    )
     assert said[-2].startswith("  which of a and c is faster is not resolved (interval 0.")
 
 
@@ -160,10 +200,18 @@ def test_sides_that_differ_in_their_workers_alone_have_an_efficiency() -> None:
     found, weak = WORKERS.ratios(four), WORKERS.ratios(larger)
     assert not PLAIN.is_scaling
     assert {name: ratio and ratio.ratio for name, ratio in found.items()} == pytest.approx(
-        {"time_to_target": 2.0, "steps_to_target": 1.0, "step_seconds": 2.0, "efficiency": 0.5, "step_efficiency": 0.5}
+        {
+            "time_to_target": 2.0,
+            "steps_to_target": 1.0,
+            "step_seconds": 2.0,
+            "efficiency": 0.5,
+            "step_efficiency": 0.5,
+        }
     )
     assert weak["step_efficiency"] is not None
-    assert weak["step_efficiency"].ratio == pytest.approx(0.1 / 0.15), "by the samples of a second and worker"
+    assert weak["step_efficiency"].ratio == pytest.approx(0.1 / 0.15), (
+        "by the samples of a second and worker"
+    )
     said = printed(WORKERS)
     assert next(line for line in said if "workers" in line).split() == ["workers", "1", "4", "4"]
     assert "0.50x (interval" in next(line for line in said if "efficiency, to target" in line)
@@ -176,13 +224,17 @@ def test_what_a_reader_must_know_stands_below_the_table() -> None:
 
 
 def test_step_time_is_told_of_runs_that_fell_short_too() -> None:
-    ratio = COMPARISONS["neither reached"].ratios(COMPARISONS["neither reached"].sides[1])["step_seconds"]
+    ratio = COMPARISONS["neither reached"].ratios(COMPARISONS["neither reached"].sides[1])[
+        "step_seconds"
+    ]
     assert ratio is not None
     assert (ratio.ratio, ratio.num_pairs) == (2.0, 2)
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_a_display_has_a_line_for_each_run_that_ended(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool) -> None:
+def test_a_display_has_a_line_for_each_run_that_ended(
+    monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool
+) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     file = StringIO()
     console = Console(file=file, width=120, force_terminal=is_terminal, color_system=None)
@@ -212,9 +264,20 @@ def test_files_hold_every_run_in_the_order_they_were_made(tmp_path: Path) -> Non
     found = json.loads((tmp_path / "compare.json").read_text())
     a, b = found["sides"]
     assert (found["device"], found["is_complete"], a["first_over_this"]) == ("a machine", True, {})
-    assert b["first_over_this"]["time_to_target"] == {"ratio": 2.0, "low": 2.0, "high": None, "num_pairs": 2, "claim": "at least"}
+    assert b["first_over_this"]["time_to_target"] == {
+        "ratio": 2.0,
+        "low": 2.0,
+        "high": None,
+        "num_pairs": 2,
+        "claim": "at least",
+    }
     assert (a["times_seconds"], a["lower_bounds_seconds"], a["num_reached"]) == ([], [4.0, 6.0], 0)
-    assert [(each["side"], each["pair"]) for each in found["runs"]] == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
+    assert [(each["side"], each["pair"]) for each in found["runs"]] == [
+        ("a", 0),
+        ("b", 0),
+        ("a", 1),
+        ("b", 1),
+    ]
     with (tmp_path / "runs.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["side"], row["outcome"], row["score"], row["step_seconds"]) for row in rows] == [

@@ -15,7 +15,9 @@ from tests.test_step_profile import CPU, GPU
 def lines(profile: StepProfile, *advice: str) -> list[list[str]]:
     file = StringIO()
     console = Console(file=file, width=80, force_terminal=False)
-    print_profile(console, profile, advice, title="cnn", files={"trace": "a/folder [of] mine/trace.json"})
+    print_profile(
+        console, profile, advice, title="cnn", files={"trace": "a/folder [of] mine/trace.json"}
+    )
     return [line.split() for line in file.getvalue().splitlines()]
 
 

@@ -31,29 +31,56 @@ EVALUATION = make_evaluation(
     loss=0.3,
     samples_per_second=100.0,
 )
-BASELINE = ArmScores(label="baseline", runs=[RunScore(20.0, reached=True), RunScore(22.0, reached=True)])
-CHOSEN = ArmScores(label="trial 7", runs=[RunScore(10.0, reached=True), RunScore(11.0, reached=True)])
+BASELINE = ArmScores(
+    label="baseline", runs=[RunScore(20.0, reached=True), RunScore(22.0, reached=True)]
+)
+CHOSEN = ArmScores(
+    label="trial 7", runs=[RunScore(10.0, reached=True), RunScore(11.0, reached=True)]
+)
 OTHER = ArmScores(label="trial 9", runs=[RunScore(14.0, reached=True)])
 DOUBLED = Ratio(ratio=2.0, low=1.8, high=2.2, num_pairs=2)
 COMMAND = "python -m autotune.train experiment=cnn 'model.widths=[64,128]' " + "x" * 200
 
 
-def finished(trial: int, outcome: Outcome, *, evaluated: bool = True, error: str | None = None) -> TrialResult:
+def finished(
+    trial: int, outcome: Outcome, *, evaluated: bool = True, error: str | None = None
+) -> TrialResult:
     """A trial that ended after one evaluation or none."""
     return make_result(trial, outcome, *(EVALUATION,) if evaluated else (), error=error)
 
 
 def display(console: Console) -> StudyDisplay:
     """A study of ten trials with an hour to go."""
-    return StudyDisplay(title="cnn · study cnn-1", target=TARGET, num_trials=10, time_budget_seconds=3600, console=console)
+    return StudyDisplay(
+        title="cnn · study cnn-1",
+        target=TARGET,
+        num_trials=10,
+        time_budget_seconds=3600,
+        console=console,
+    )
 
 
 def summary(console: Console | None = None, **changed: Any) -> list[str]:
     """The printed summary of a study with a confirmation, in which something is changed."""
     console = console or Console(file=StringIO(), width=60, force_terminal=False)
-    verdict = {"baseline": BASELINE, "chosen": CHOSEN, "speed_up": DOUBLED, "is_exported": True, **changed}
-    verdict |= {"overrides": ["optimizer=sgd", "model.widths=[64,128]"], "others": [(OTHER, "left after round 1: in the slower half")]}
-    print_summary(console, "cnn · cnn-1", verdict_rows(**verdict), advice="more trials", commands=[("Train it", COMMAND)])
+    verdict = {
+        "baseline": BASELINE,
+        "chosen": CHOSEN,
+        "speed_up": DOUBLED,
+        "is_exported": True,
+        **changed,
+    }
+    verdict |= {
+        "overrides": ["optimizer=sgd", "model.widths=[64,128]"],
+        "others": [(OTHER, "left after round 1: in the slower half")],
+    }
+    print_summary(
+        console,
+        "cnn · cnn-1",
+        verdict_rows(**verdict),
+        advice="more trials",
+        commands=[("Train it", COMMAND)],
+    )
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO
 
 
@@ -64,15 +91,29 @@ def test_a_log_has_one_plain_line_for_each_event() -> None:
         shown.evaluated(0, EVALUATION)
         shown.trial_finished(finished(0, Outcome.REACHED), 12.34)
         shown.trial_finished(finished(1, Outcome.CAPPED), None)
-        shown.trial_finished(finished(2, Outcome.OUT_OF_MEMORY, evaluated=False, error="Traceback:\nout of memory \x1b[1m[4 GiB]\n"), None)
+        shown.trial_finished(
+            finished(
+                2,
+                Outcome.OUT_OF_MEMORY,
+                evaluated=False,
+                error="Traceback:\nout of memory \x1b[1m[4 GiB]\n",
+            ),
+            None,
+        )
         shown.confirming(3, 26, "trial 0 [exported]")
         shown.note("[bold]kept[/bold] as it is: " + "long " * 29 + "long")
     text = file.getvalue()
     assert text.splitlines() == [
-        "cnn · study cnn-1: target accuracy >= 0.94, 0 of 10 trials done, at most 60 min 00 s of search",
+        (
+            "cnn · study cnn-1: target accuracy >= 0.94, 0 of 10 trials done, at most 60 min 00 s"
+            " of search"
+        ),
         "trial 0  REACHED  12.3 s  accuracy 0.9123  best 12.3 s (trial 0)",
         "trial 1  CAPPED  12.5 s  accuracy 0.9123  best 12.3 s (trial 0)",
-        "trial 2  OUT_OF_MEMORY  no time  accuracy none  best 12.3 s (trial 0)  out of memory  [1m[4 GiB]",
+        (
+            "trial 2  OUT_OF_MEMORY  no time  accuracy none  best 12.3 s (trial 0)  out of memory "
+            " [1m[4 GiB]"
+        ),
         "confirmation run 3 of 26: trial 0 [exported]",
         "[bold]kept[/bold] as it is: " + "long " * 29 + "long",
     ]
@@ -86,11 +127,20 @@ def test_a_busy_machine_does_not_fill_the_screen() -> None:
             shown.trial_contended(trial, "it waited")
         shown.trial_finished(replace(finished(5, Outcome.REACHED), contention="it waited"), 12.34)
         shown.spoilt("confirm-1-1  marked: it waited")
-    lines = [line for line in file.getvalue().splitlines() if "it waited" in line or "other programs" in line]
+    lines = [
+        line
+        for line in file.getvalue().splitlines()
+        if "it waited" in line or "other programs" in line
+    ]
     assert lines == [
-        *(f"trial {trial}  CONTENDED: it waited; its configuration is tried again" for trial in range(3)),
-        "other programs keep spoiling times, which is no longer told of each training: end them, or keep such times, marked, "
-        "with search.max_retakes=0 (docs/measuring.md)",
+        *(
+            f"trial {trial}  CONTENDED: it waited; its configuration is tried again"
+            for trial in range(3)
+        ),
+        (
+            "other programs keep spoiling times, which is no longer told of each training: end"
+            " them, or keep such times, marked, with search.max_retakes=0 (docs/measuring.md)"
+        ),
         "other programs spoilt the times of 7 trainings: 5 trained again, 2 marked",
     ]
 
@@ -98,7 +148,9 @@ def test_a_busy_machine_does_not_fill_the_screen() -> None:
 def test_a_terminal_shows_the_running_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     file = StringIO()
-    with display(Console(file=file, width=100, height=30, force_terminal=True, color_system=None)) as shown:
+    with display(
+        Console(file=file, width=100, height=30, force_terminal=True, color_system=None)
+    ) as shown:
         shown.trial_started(4, ["optimizer=sgd", "model.widths=[64,128]", "optimizer.lr=0.123456"])
         shown.evaluated(4, EVALUATION)
         shown.trial_finished(finished(3, Outcome.REACHED), 12.34)
@@ -106,13 +158,23 @@ def test_a_terminal_shows_the_running_trials(monkeypatch: pytest.MonkeyPatch) ->
         shown.confirming(1, 4, "baseline")
     text = file.getvalue()
     assert "optimizer=sgd widths=[64,128] lr=0.123" in text
-    for part in ("1.5", "0.9123", "12.0", "REACHED 1 · CAPPED 1", "best 12.3 s (trial 3)", "2 of 10 trials done", "run 1 of 4"):
+    for part in (
+        "1.5",
+        "0.9123",
+        "12.0",
+        "REACHED 1 · CAPPED 1",
+        "best 12.3 s (trial 3)",
+        "2 of 10 trials done",
+        "run 1 of 4",
+    ):
         assert part in text, part
     assert "trial 3  REACHED" in text, "a new best leaves a line that stays"
     assert "trial 2  CAPPED" not in text
 
 
-def test_a_resumed_study_shows_the_trials_of_earlier_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_study_shows_the_trials_of_earlier_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     file = StringIO()
     with StudyDisplay(
@@ -135,34 +197,67 @@ def test_a_resumed_study_shows_the_trials_of_earlier_processes(monkeypatch: pyte
 
 def test_the_summary_compares_and_says_what_to_type_next(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = summary()
-    assert "  speed-up  2.00x (interval 1.80x to 2.20x), n = 2 pairs, reached in 2 of 2 runs" in lines
+    assert (
+        "  speed-up  2.00x (interval 1.80x to 2.20x), n = 2 pairs, reached in 2 of 2 runs" in lines
+    )
     assert "            model.widths=[64,128]" in lines
     assert "  others    trial 9: 14.0 s (1 run), left after round 1: in the slower half" in lines
     assert "more trials" in lines
     assert f"  {COMMAND}" in lines, "a command stays on one line"
     monkeypatch.setenv("TERM", "xterm-256color")
-    assert any(COMMAND in line for line in summary(Console(file=StringIO(), width=60, force_terminal=True, color_system="standard")))
+    assert any(
+        COMMAND in line
+        for line in summary(
+            Console(file=StringIO(), width=60, force_terminal=True, color_system="standard")
+        )
+    )
 
 
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"speed_up": replace(DOUBLED, low=0.9)}, "the interval includes 1: not shown to be faster than the baseline, nor slower"),
-        ({"is_exported": False}, "best      no configuration was shown to be faster than the baseline"),
+        (
+            {"speed_up": replace(DOUBLED, low=0.9)},
+            "the interval includes 1: not shown to be faster than the baseline, nor slower",
+        ),
+        (
+            {"is_exported": False},
+            "best      no configuration was shown to be faster than the baseline",
+        ),
         ({"is_exported": False}, "closest   10.5 s (mean of 2 runs), trial 7"),
-        ({"speed_up": Ratio(ratio=0.8, low=0.7, high=0.9, num_pairs=2)}, "slower than the baseline"),
+        (
+            {"speed_up": Ratio(ratio=0.8, low=0.7, high=0.9, num_pairs=2)},
+            "slower than the baseline",
+        ),
         ({"chosen": None}, "the baseline: no other configuration reached the target in the search"),
-        ({"speed_up": Ratio(ratio=3.1, low=2.9, high=math.inf, num_pairs=2, claim=Claim.AT_LEAST)}, "at least 3.10x"),
+        (
+            {
+                "speed_up": Ratio(
+                    ratio=3.1, low=2.9, high=math.inf, num_pairs=2, claim=Claim.AT_LEAST
+                )
+            },
+            "at least 3.10x",
+        ),
         ({"speed_up": None}, "speed-up  not measured"),
-        ({"speed_up": Ratio(ratio=4.55, low=0.0, high=15083.54, num_pairs=2)}, "speed-up  not shown, n = 2 pairs"),
-        ({"speed_up": Ratio(ratio=4.55, low=0.0, high=math.inf, num_pairs=1)}, "a single pair has no interval: not shown to be faster"),
+        (
+            {"speed_up": Ratio(ratio=4.55, low=0.0, high=15083.54, num_pairs=2)},
+            "speed-up  not shown, n = 2 pairs",
+        ),
+        (
+            {"speed_up": Ratio(ratio=4.55, low=0.0, high=math.inf, num_pairs=1)},
+            "a single pair has no interval: not shown to be faster",
+        ),
         ({"speed_up": Ratio(ratio=4.55, low=1.0, high=9.0, num_pairs=4)}, "not shown to be faster"),
     ],
 )
-def test_the_summary_claims_no_more_than_was_measured(changed: dict[str, Any], expected: str) -> None:
+def test_the_summary_claims_no_more_than_was_measured(
+    changed: dict[str, Any], expected: str
+) -> None:
     lines = summary(**changed)
     assert any(expected in line for line in lines)
-    assert not [line for line in lines if "4.55" in line or "15083" in line or "9.00" in line], "a ratio that shows nothing is no number"
+    assert not [line for line in lines if "4.55" in line or "15083" in line or "9.00" in line], (
+        "a ratio that shows nothing is no number"
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,7 +271,9 @@ def test_the_summary_claims_no_more_than_was_measured(changed: dict[str, Any], e
         (["run.name=1e", "flag"], "name=1e flag"),
     ],
 )
-def test_overrides_are_shortened_without_losing_their_values(overrides: Sequence[str], words: str) -> None:
+def test_overrides_are_shortened_without_losing_their_values(
+    overrides: Sequence[str], words: str
+) -> None:
     assert shorten_overrides(overrides) == words
 
 

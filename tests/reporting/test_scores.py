@@ -37,8 +37,8 @@ class FinalLoss:
 
 
 def ended(outcome: Outcome) -> TrialResult:
-    evaluation = make_evaluation(9.0, prepare_seconds=1.0, num_workers=2, device_kind="cpu")  # fmt: skip
-    return make_result(1, outcome, evaluation)  # fmt: skip
+    evaluation = make_evaluation(9.0, prepare_seconds=1.0, num_workers=2, device_kind="cpu")
+    return make_result(1, outcome, evaluation)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,9 @@ def ended(outcome: Outcome) -> TrialResult:
         (MONEY, float("inf"), "unknown"),
     ],
 )
-def test_a_score_is_told_in_its_objectives_unit(scale: ScoreFormat, score: float, words: str) -> None:
+def test_a_score_is_told_in_its_objectives_unit(
+    scale: ScoreFormat, score: float, words: str
+) -> None:
     assert scale.format(score) == words
 
 
@@ -69,23 +71,42 @@ def test_axes_and_files_name_quantity_and_unit() -> None:
         "Cost to target (EUR)",
         "Score",
     ]
-    arm = ArmScores(label="a", runs=[RunScore(0.5, reached=True), RunScore(0.75, reached=False)], scale=MONEY)
+    arm = ArmScores(
+        label="a", runs=[RunScore(0.5, reached=True), RunScore(0.75, reached=False)], scale=MONEY
+    )
     found = arm_json(arm)
     assert found.pop("reach_rate_interval") == pytest.approx((0.0126, 0.9874), abs=1e-4)
-    assert found == {"unit": "EUR", "scores": [0.5], "lower_bounds": [0.75], "num_runs": 2, "num_reached": 1, "expected_score": 1.25}
+    assert found == {
+        "unit": "EUR",
+        "scores": [0.5],
+        "lower_bounds": [0.75],
+        "num_runs": 2,
+        "num_reached": 1,
+        "expected_score": 1.25,
+    }
     assert describe_arm(arm) == "1.25 EUR (reached in 1 of 2 runs: in 1% to 99% of all)"
 
 
 def test_a_study_in_money_never_says_seconds_of_its_scores() -> None:
     file = StringIO()
     console = Console(file=file, width=200, force_terminal=False)
-    with StudyDisplay(title="t", target=TARGET, num_trials=3, time_budget_seconds=None, console=console, scale=MONEY) as shown:
+    with StudyDisplay(
+        title="t",
+        target=TARGET,
+        num_trials=3,
+        time_budget_seconds=None,
+        console=console,
+        scale=MONEY,
+    ) as shown:
         shown.trial_finished(ended(Outcome.REACHED), 0.02)
         shown.trial_finished(ended(Outcome.CAPPED), None)
     arms = [
-        ArmScores(label=label, runs=[RunScore(cost, reached=True)], scale=MONEY) for label, cost in (("baseline", 0.04), ("trial 1", 0.02))
+        ArmScores(label=label, runs=[RunScore(cost, reached=True)], scale=MONEY)
+        for label, cost in (("baseline", 0.04), ("trial 1", 0.02))
     ]
-    assert verdict_rows(arms[0], arms[1], Ratio(ratio=2.0, low=1.8, high=2.2, num_pairs=1), is_exported=True) == [
+    assert verdict_rows(
+        arms[0], arms[1], Ratio(ratio=2.0, low=1.8, high=2.2, num_pairs=1), is_exported=True
+    ) == [
         ("baseline", "0.04 EUR (1 run)"),
         ("best", "0.02 EUR (1 run), trial 1"),
         ("gain", "2.00x (interval 1.80x to 2.20x), n = 1 pair, reached in 1 of 1 runs"),
@@ -107,18 +128,32 @@ def arm(*runs: tuple[float | None, bool]) -> ArmScores:
         (Ratio(ratio=2.0, low=1.8, high=2.2, num_pairs=3), "2.00x (interval 1.80x to 2.20x)"),
         (Ratio(ratio=2.0, low=0.0, high=math.inf, num_pairs=1), "not shown"),
         (Ratio(ratio=4.55, low=0.0, high=15083.54, num_pairs=2), "not shown"),
-        (Ratio(ratio=3.1, low=2.9, high=math.inf, num_pairs=3, claim=Claim.AT_LEAST), "at least 3.10x (interval from 2.90x)"),
-        (Ratio(ratio=0.5, low=0.0, high=0.6, num_pairs=3, claim=Claim.AT_MOST), "at most 0.50x (interval to 0.60x)"),
+        (
+            Ratio(ratio=3.1, low=2.9, high=math.inf, num_pairs=3, claim=Claim.AT_LEAST),
+            "at least 3.10x (interval from 2.90x)",
+        ),
+        (
+            Ratio(ratio=0.5, low=0.0, high=0.6, num_pairs=3, claim=Claim.AT_MOST),
+            "at most 0.50x (interval to 0.60x)",
+        ),
         (None, "not measured"),
     ],
 )
-def test_a_ratio_is_told_with_its_interval_and_for_no_more_than_it_claims(ratio: Ratio | None, words: str) -> None:
+def test_a_ratio_is_told_with_its_interval_and_for_no_more_than_it_claims(
+    ratio: Ratio | None, words: str
+) -> None:
     assert describe_ratio(ratio) == words
 
 
 def test_misses_are_told_beside_what_a_success_costs() -> None:
-    assert describe_arm(arm((10.0, True), (60.0, False))) == "70.0 s (reached in 1 of 2 runs: in 1% to 99% of all)"
-    assert describe_arm(arm((60.0, False), (70.0, False))) == "at least 65.0 s (reached in 0 of 2 runs: in 0% to 84% of all)"
+    assert (
+        describe_arm(arm((10.0, True), (60.0, False)))
+        == "70.0 s (reached in 1 of 2 runs: in 1% to 99% of all)"
+    )
+    assert (
+        describe_arm(arm((60.0, False), (70.0, False)))
+        == "at least 65.0 s (reached in 0 of 2 runs: in 0% to 84% of all)"
+    )
     assert describe_reached(arm((10.0, True))) == "reached in 1 of 1 runs"
     assert describe_arm(arm((10.0, True), (12.0, True))) == "11.0 s (mean of 2 runs)"
     assert describe_arm(arm()) == "no confirmation runs"

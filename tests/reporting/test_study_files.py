@@ -13,12 +13,22 @@ from tests.support.records import make_evaluation, make_result
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60.0)
 TIME, DEVICES = AmortisedTime(num_trainings=1), DeviceSeconds(num_trainings=1)
-PREFERENCES = {"balanced": {"time": 1.0, "devices": 1.0}, "quick": {"time": 5.0, "devices": 1.0}, "thrifty": {"devices": 1.0}}
+PREFERENCES = {
+    "balanced": {"time": 1.0, "devices": 1.0},
+    "quick": {"time": 5.0, "devices": 1.0},
+    "thrifty": {"devices": 1.0},
+}
 
 
-def ended(trial: int, seconds: float, num_workers: int, outcome: Outcome = Outcome.REACHED, kind: str = "cpu") -> TrialResult:
-    evaluation = make_evaluation(seconds, metric=0.95, num_workers=num_workers, device_kind=kind)  # fmt: skip
-    return make_result(trial, outcome, evaluation, values={"workers": num_workers})  # fmt: skip
+def ended(
+    trial: int,
+    seconds: float,
+    num_workers: int,
+    outcome: Outcome = Outcome.REACHED,
+    kind: str = "cpu",
+) -> TrialResult:
+    evaluation = make_evaluation(seconds, metric=0.95, num_workers=num_workers, device_kind=kind)
+    return make_result(trial, outcome, evaluation, values={"workers": num_workers})
 
 
 RESULTS = [
@@ -35,7 +45,11 @@ RESULTS = [
 
 def test_the_front_is_a_table_and_told_with_what_each_preference_picks(tmp_path: Path) -> None:
     objective, results = (
-        Pareto(objectives={"time": TIME, "devices": DEVICES}, preferences=PREFERENCES, search_for="balanced"),
+        Pareto(
+            objectives={"time": TIME, "devices": DEVICES},
+            preferences=PREFERENCES,
+            search_for="balanced",
+        ),
         {each.trial: each for each in RESULTS},
     )
     front = make_front(objective, results)
@@ -64,7 +78,10 @@ def result(trial: int, outcome: Outcome) -> TrialResult:
 
 def rows(path: Path) -> list[tuple[str, ...]]:
     with path.open(newline="") as file:
-        return [tuple(row[name] for name in COLUMNS if not name.startswith("st")) for row in csv.DictReader(file)]
+        return [
+            tuple(row[name] for name in COLUMNS if not name.startswith("st"))
+            for row in csv.DictReader(file)
+        ]
 
 
 def test_a_row_for_each_stretch_and_none_for_a_trial_that_waits(tmp_path: Path) -> None:
@@ -90,7 +107,10 @@ def test_a_row_for_each_stretch_and_none_for_a_trial_that_waits(tmp_path: Path) 
         ("2", "0", "0", "1.5", "2.5", "PAUSED"),
     ]
     with path.open(newline="") as file:
-        assert all(0 <= float(row["started_seconds"]) <= float(row["stopped_seconds"]) < 60 for row in csv.DictReader(file))
+        assert all(
+            0 <= float(row["started_seconds"]) <= float(row["stopped_seconds"]) < 60
+            for row in csv.DictReader(file)
+        )
     with (tmp_path / "trials.csv").open(newline="") as file:
         assert [(row["trial"], row["outcome"], row["score"]) for row in csv.DictReader(file)] == [
             ("2", "REACHED", "4.5"),

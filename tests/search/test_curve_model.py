@@ -27,7 +27,11 @@ def test_the_curve_of_a_point_not_seen_is_foretold_and_further_on_less_is_known(
     log_steps = np.tile([0.0, 0.7, 1.4], 25)
     made = GaussianProcess(2, of_curves=True)
     for _ in range(6):  # a little at a time
-        made.fit(rows(points, log_steps, np.repeat(np.arange(25.0), 3)), curves(points, log_steps), np.arange(75))
+        made.fit(
+            rows(points, log_steps, np.repeat(np.arange(25.0), 3)),
+            curves(points, log_steps),
+            np.arange(75),
+        )
     points, log_steps = np.random.default_rng(1).random((40, 2)), np.full(40, 1.0)
     means, deviations = made.predict(rows(points, log_steps, np.full(40, NEW)))
     assert np.abs(means - curves(points, log_steps)).mean() < 0.05
@@ -39,12 +43,19 @@ def test_the_curve_of_a_point_not_seen_is_foretold_and_further_on_less_is_known(
 @pytest.mark.parametrize("num_points", [4, 30], ids=["many are the same", "few are"])
 def test_a_kernel_on_columns_is_to_the_last_bit_the_inner_kernel_of_these(num_points: int) -> None:
     rng = np.random.default_rng(0)
-    seen, others = (np.column_stack([rng.random((num_points, 2))[rng.integers(0, num_points, 40)], rng.random(40)]) for _ in range(2))
+    seen, others = (
+        np.column_stack(
+            [rng.random((num_points, 2))[rng.integers(0, num_points, 40)], rng.random(40)]
+        )
+        for _ in range(2)
+    )
     kernel = Matern([0.5, 0.8], nu=2.5)
     of_columns = _OnColumns(0, 2, kernel)
     assert (of_columns(seen) == kernel(seen[:, :2])).all()
     assert (of_columns(seen, others) == kernel(seen[:, :2], others[:, :2])).all()
-    for ours, plain in zip(of_columns(seen, eval_gradient=True), kernel(seen[:, :2], eval_gradient=True), strict=True):
+    for ours, plain in zip(
+        of_columns(seen, eval_gradient=True), kernel(seen[:, :2], eval_gradient=True), strict=True
+    ):
         assert (ours == plain).all()
     other = (of_columns * 2.0).clone_with_theta(np.zeros(3))
     assert (other.theta == 0).all()
@@ -73,7 +84,8 @@ from threadpoolctl import ThreadpoolController, threadpool_info
 from autotune.search import curve_model
 
 def look():
-    assert "import-scikit-learn" not in {thread.name for thread in threading.enumerate()}, "each may wait for the other for ever"
+    names = {thread.name for thread in threading.enumerate()}
+    assert "import-scikit-learn" not in names, "each may wait for the other for ever"
     return ThreadpoolController()
 
 curve_model.ThreadpoolController = look
@@ -84,5 +96,7 @@ print({library["num_threads"] for library in threadpool_info()})
 
 
 def test_libraries_are_looked_for_and_limited_once_they_are_imported() -> None:
-    ended = subprocess.run([sys.executable, "-c", _IMPORTS], capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", _IMPORTS], capture_output=True, text=True, timeout=120, check=False
+    )
     assert (ended.stdout, ended.returncode) == ("{1}\n", 0), ended.stderr

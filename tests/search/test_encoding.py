@@ -10,7 +10,10 @@ SPACE = SearchSpace.from_mapping(
     {
         "optimizer": {
             "type": "choice",
-            "choices": {"sgd": {"lr": {"type": "float", "low": 1e-4, "high": 1.0, "log": True}}, "adamw": {"lr": [0.1, 0.001, 0.01]}},
+            "choices": {
+                "sgd": {"lr": {"type": "float", "low": 1e-4, "high": 1.0, "log": True}},
+                "adamw": {"lr": [0.1, 0.001, 0.01]},
+            },
         },
         "batch_size": {"type": "power_of_two", "low": 16, "high": 256},
         "epochs": {"type": "int", "low": 1, "high": 5},
@@ -35,6 +38,7 @@ def test_features_have_no_gaps_and_categories_lie_one_apart() -> None:
     features = cube.features(cube.encode([SGD, ADAMW]))
     assert features.shape == (2, cube.num_features)
     assert np.linalg.norm(features[0, :2] - features[1, :2]) == pytest.approx(1, abs=0.02)
-    assert features[0] == pytest.approx([0.7, 0, 0.5, 0.5, 0.5, 0.25, 0.5])  # the fourth is the rate of the branch that is not open
+    # the fourth is the rate of the branch that is not open
+    assert features[0] == pytest.approx([0.7, 0, 0.5, 0.5, 0.5, 0.25, 0.5])
     assert features[1] == pytest.approx([0, 0.7, 0.5, 1, 1, 1, 0.5])
     assert UnitCube(SearchSpace({})).features(np.zeros((2, 0))).shape == (2, 0)

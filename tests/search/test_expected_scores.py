@@ -12,7 +12,10 @@ LUCKY = ("lucky",)
 
 
 def told(*runs: tuple[str, float, Outcome | None], spread: float = 1.0) -> ExpectedScores:
-    """A model of runs by configuration: what each spent, REACHED where it says nothing else; configurations lie far from each other."""
+    """A model of runs by configuration: what each spent, REACHED where it says nothing else.
+
+    Configurations lie far from each other.
+    """
     made = ExpectedScores()
     names = sorted({name for name, *_ in runs})
     for name, spent, outcome in runs:
@@ -35,9 +38,19 @@ def test_repeats_tell_a_lucky_draw() -> None:
 
 def test_runs_that_fall_short_make_a_configuration_dearer() -> None:
     sure = reached(one=[2.0, 2.0], other=[5.0])
-    unsure = told(("one", 2.0, None), ("one", 2.0, None), ("one", 4.0, Outcome.MISSED), ("one", 4.0, Outcome.MISSED), ("other", 5.0, None))
-    assert unsure.by_key()["one",] > 1.8 * sure.by_key()["one",], "four seconds for nothing as often as two for something"
-    stopped = told(("one", 2.0, None), ("one", 2.0, None), ("one", 4.0, Outcome.STOPPED), ("other", 5.0, None))
+    unsure = told(
+        ("one", 2.0, None),
+        ("one", 2.0, None),
+        ("one", 4.0, Outcome.MISSED),
+        ("one", 4.0, Outcome.MISSED),
+        ("other", 5.0, None),
+    )
+    assert unsure.by_key()["one",] > 1.8 * sure.by_key()["one",], (
+        "four seconds for nothing as often as two for something"
+    )
+    stopped = told(
+        ("one", 2.0, None), ("one", 2.0, None), ("one", 4.0, Outcome.STOPPED), ("other", 5.0, None)
+    )
     assert stopped.by_key() == sure.by_key(), "what was stopped says nothing"
 
 
@@ -56,7 +69,9 @@ def test_what_a_repeat_wins_falls_with_each_and_is_most_where_two_are_nearly_ali
 def test_a_configuration_is_the_incumbent_only_once_it_was_run_again() -> None:
     made = reached(steady=[0.6, 0.62], lucky=[0.2])
     assert made.challenger == LUCKY
-    assert made.incumbent == pytest.approx(0.61, rel=0.15), "a cap at a lucky draw ends what is better"
+    assert made.incumbent == pytest.approx(0.61, rel=0.15), (
+        "a cap at a lucky draw ends what is better"
+    )
     proven = reached(steady=[0.6, 0.62], lucky=[0.2, 0.21])
     assert proven.challenger is None
     assert proven.incumbent == pytest.approx(0.21, rel=0.15)

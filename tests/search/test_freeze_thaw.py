@@ -38,8 +38,16 @@ def made_up(number: int, values: Mapping[str, Any]) -> RecordedTrial:
     speed = 0.5 if values["kind"] == "slow" else 1.0
     steps = tuple(float(each) for each in range(1, 33))
     seconds = tuple(each * values["size"] / 8 for each in steps)
-    metrics = tuple((0.97 - 0.1 * miss) * (1 - math.exp(-speed * each / (1 + miss))) for each in steps)
-    return RecordedTrial(number=number, suggestion=Suggestion(values), steps=steps, train_seconds=seconds, metrics=metrics)
+    metrics = tuple(
+        (0.97 - 0.1 * miss) * (1 - math.exp(-speed * each / (1 + miss))) for each in steps
+    )
+    return RecordedTrial(
+        number=number,
+        suggestion=Suggestion(values),
+        steps=steps,
+        train_seconds=seconds,
+        metrics=metrics,
+    )
 
 
 def recording(count: int = 120) -> Recording:
@@ -47,7 +55,11 @@ def recording(count: int = 120) -> Recording:
     trials = [
         made_up(
             number,
-            {"kind": str(rng.choice(["slow", "fast"])), "lr": float(10 ** rng.uniform(-4, 0)), "size": int(2 ** rng.integers(3, 7))},
+            {
+                "kind": str(rng.choice(["slow", "fast"])),
+                "lr": float(10 ** rng.uniform(-4, 0)),
+                "size": int(2 ** rng.integers(3, 7)),
+            },
         )
         for number in range(count)
     ]
@@ -55,7 +67,9 @@ def recording(count: int = 120) -> Recording:
 
 
 def sampler(**settings: Any) -> FreezeThawSampler:
-    return FreezeThawSampler(**{"space": SPACE, "target": TARGET, "objective": OBJECTIVE, "seed": 0, **settings})
+    return FreezeThawSampler(
+        **{"space": SPACE, "target": TARGET, "objective": OBJECTIVE, "seed": 0, **settings}
+    )
 
 
 def searched(
@@ -91,14 +105,19 @@ def searched(
 def test_linear_algebra_keeps_to_one_thread_after_a_decision_since_learning_may_go_on() -> None:
     with threadpool_limits(2):
         searched(recording(), seed=0)
-        assert {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"} == {1}
+        assert {
+            library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"
+        } == {1}
 
 
 def test_it_finds_a_good_point_in_less_training_than_chance_with_a_cap() -> None:
     recorded = recording()
 
     def cost(pausing: bool) -> float:
-        found = [searched(recorded, seed=seed, pausing=pausing).seconds_until(recorded, 0.1) for seed in range(6)]
+        found = [
+            searched(recorded, seed=seed, pausing=pausing).seconds_until(recorded, 0.1)
+            for seed in range(6)
+        ]
         return float(np.mean(np.log([seconds for seconds in found if seconds is not None])))
 
     assert cost(True) < cost(False) - math.log(1.3)
@@ -111,8 +130,11 @@ def test_the_same_seed_searches_the_same_way() -> None:
 
 
 def test_a_share_of_the_trials_is_trained_on_whatever_the_model_says() -> None:
-    target = Target(metric="accuracy", value=0.999, mode="max", max_train_seconds=64.0)  # that none reaches
-    trace = searched(Recording(target=target, space=SPACE, trials=recording(16).trials), seed=0, within=None)
+    # that none reaches
+    target = Target(metric="accuracy", value=0.999, mode="max", max_train_seconds=64.0)
+    trace = searched(
+        Recording(target=target, space=SPACE, trials=recording(16).trials), seed=0, within=None
+    )
     stood: dict[int, float] = {}
     for each in trace.stretches[:40]:
         stood[each.trial] = each.train_seconds
@@ -137,14 +159,18 @@ def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: st
         sampler(**settings)
 
 
-def ended(number: int, values: Mapping[str, Any], outcome: Outcome, *, step: int = 5) -> TrialResult:
+def ended(
+    number: int, values: Mapping[str, Any], outcome: Outcome, *, step: int = 5
+) -> TrialResult:
     last = replace(replayed_evaluation(made_up(0, values), step), outcome=outcome)
     return make_result(number, outcome, last, values=values)
 
 
 def test_who_would_be_the_incumbent_by_one_run_is_run_again_at_once() -> None:
     made = sampler()
-    for number, (values, step) in enumerate([({"kind": "fast", "lr": 0.01, "size": 8}, 9), ({"kind": "slow", "lr": 0.1, "size": 8}, 3)]):
+    for number, (values, step) in enumerate(
+        [({"kind": "fast", "lr": 0.01, "size": 8}, 9), ({"kind": "slow", "lr": 0.1, "size": 8}, 3)]
+    ):
         made.started(number, Suggestion(values))
         result = ended(number, values, Outcome.REACHED, step=step)
         made.finish(result, OBJECTIVE.score(result))
@@ -163,14 +189,21 @@ def test_the_incumbent_is_run_again_after_every_eight_trials_until_it_was_run_fo
         is_best = number == 0 or made.propose() == Suggestion(best)
         values = best if is_best else {"kind": "slow", "lr": 10 ** (-number / 20), "size": 8}
         made.started(number, Suggestion(values))
-        made.finish(ended(number, values, Outcome.REACHED if is_best else Outcome.MISSED), 6.0 if is_best else None)
+        made.finish(
+            ended(number, values, Outcome.REACHED if is_best else Outcome.MISSED),
+            6.0 if is_best else None,
+        )
         runs += [number] * is_best
     assert runs == [0, 1, 10, 19]
 
 
 def test_a_half_of_the_space_that_cannot_be_trained_is_kept_away_from() -> None:
-    """Where the size is large it runs out of memory, and where the kind is slow the point is refused."""
-    space = SearchSpace.from_mapping({**DOMAINS, "size": {"type": "float", "low": 8.0, "high": 64.0}}, "space.yaml")
+    """Where the size is large it runs out of memory, and where the kind is slow the point is
+    refused.
+    """
+    space = SearchSpace.from_mapping(
+        {**DOMAINS, "size": {"type": "float", "low": 8.0, "high": 64.0}}, "space.yaml"
+    )
     cap = CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.0)
     policy = policy_over(space, TARGET, stopping=cap, scheduler=sampler(space=space))
     failed, begun = [], set()
@@ -199,5 +232,5 @@ def test_a_half_of_the_space_that_cannot_be_trained_is_kept_away_from() -> None:
         failed += [len(begun)] if outcome is Outcome.OUT_OF_MEMORY else []
         policy.finish(
             make_result(trial.number, outcome or Outcome.MISSED, *evaluations, values=values)
-        )  # fmt: skip
+        )
     assert sum(at > 20 for at in failed) < 0.4 * 40, "of the space three quarters cannot be trained"

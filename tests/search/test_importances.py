@@ -1,4 +1,6 @@
-"""Effects of parameters on steps to target and seconds a step, from made-up curves whose steps and seconds are formulas."""
+"""Effects of parameters on steps to target and seconds a step, from made-up curves whose steps
+and seconds are formulas.
+"""
 
 import math
 import random
@@ -21,7 +23,9 @@ SPACE = SearchSpace.from_mapping(
             "type": "choice",
             "choices": {
                 "sgd": {"optimizer.lr": {"type": "float", "low": 1e-3, "high": 1, "log": True}},
-                "adamw": {"optimizer.eps": {"type": "float", "low": 1e-9, "high": 1e-6, "log": True}},
+                "adamw": {
+                    "optimizer.eps": {"type": "float", "low": 1e-9, "high": 1e-6, "log": True}
+                },
             },
         },
         "batch_size": {"type": "power_of_two", "low": 16, "high": 512},
@@ -37,10 +41,14 @@ def log_steps(values: dict[str, Any]) -> float:
 
 
 def trained(number: int, values: dict[str, Any], num_evaluations: int) -> RecordedTrial:
-    """A trial whose accuracy is 0.9 after ``exp(log_steps)`` steps, ended there or after ``num_evaluations`` of ten steps."""
+    """A trial whose accuracy is 0.9 after ``exp(log_steps)`` steps, ended there or after
+    ``num_evaluations`` of ten steps.
+    """
     needed = math.exp(log_steps(values))
     steps = [10.0 * index for index in range(1, num_evaluations + 1)]
-    steps = steps[: next((index + 1 for index, step in enumerate(steps) if step >= needed), len(steps))]
+    steps = steps[
+        : next((index + 1 for index, step in enumerate(steps) if step >= needed), len(steps))
+    ]
     seconds = 0.01 * values["batch_size"] * (1.3 if values["model.widths"] == [16, 32] else 1.0)
     return RecordedTrial(
         number=number,
@@ -52,7 +60,10 @@ def trained(number: int, values: dict[str, Any], num_evaluations: int) -> Record
     )
 
 
-def recording(num_trials: int = 40, evaluations: Callable[[random.Random], int] = lambda draw: draw.choice([1, 3, 40])) -> Recording:
+def recording(
+    num_trials: int = 40,
+    evaluations: Callable[[random.Random], int] = lambda draw: draw.choice([1, 3, 40]),
+) -> Recording:
     """Trials at random points, most of which were stopped after one evaluation or three."""
     draw, trials = random.Random(0), []
     for number in range(num_trials):
@@ -61,25 +72,39 @@ def recording(num_trials: int = 40, evaluations: Callable[[random.Random], int] 
             values["optimizer.lr"] = 10 ** draw.uniform(-3, 0)
         else:
             values["optimizer.eps"] = 10 ** draw.uniform(-9, -6)
-        values |= {"batch_size": 2 ** draw.randint(4, 9), "model.widths": draw.choice([[8, 16], [16, 32]])}
+        values |= {
+            "batch_size": 2 ** draw.randint(4, 9),
+            "model.widths": draw.choice([[8, 16], [16, 32]]),
+        }
         trials.append(trained(number, values, evaluations(draw)))
     return Recording(target=TARGET, space=SPACE, trials=tuple(trials))
 
 
 def order(recorded: Recording) -> dict[str, list[str]]:
-    return {part.quantity: [effect.name for effect in part.effects] for part in time_effects(recorded)}
+    return {
+        part.quantity: [effect.name for effect in part.effects] for part in time_effects(recorded)
+    }
 
 
 def test_what_decides_steps_and_what_decides_seconds_a_step_are_told_apart() -> None:
     time, steps, rate = time_effects(recording())
-    assert [part.quantity for part in (time, steps, rate)] == ["time to target", "steps to target", "seconds a step"]
+    assert [part.quantity for part in (time, steps, rate)] == [
+        "time to target",
+        "steps to target",
+        "seconds a step",
+    ]
     assert steps.effects[0].name == "optimizer=sgd/optimizer.lr"
     assert [effect.name for effect in rate.effects[:2]] == ["batch_size", "model.widths"]
     assert steps.num_trials == rate.num_trials == 40
     for part in (time, steps, rate):
         assert sum(effect.share.middle for effect in part.effects) == pytest.approx(1)
-        assert all(0 <= effect.share.low <= effect.share.middle <= effect.share.high <= 1 for effect in part.effects)
-    assert next(effect.share.middle for effect in rate.effects if effect.name == "optimizer") < 0.02, "what it opens is not its own"
+        assert all(
+            0 <= effect.share.low <= effect.share.middle <= effect.share.high <= 1
+            for effect in part.effects
+        )
+    assert (
+        next(effect.share.middle for effect in rate.effects if effect.name == "optimizer") < 0.02
+    ), "what it opens is not its own"
 
 
 def test_a_value_is_told_by_what_it_multiplies() -> None:
@@ -118,7 +143,12 @@ def test_too_few_trials_say_nothing() -> None:
 
 def test_a_parameter_that_never_varied_is_left_out() -> None:
     recorded = recording()
-    same = [replace(trial, suggestion=Suggestion({**trial.suggestion.values, "batch_size": 64})) for trial in recorded.trials]
+    same = [
+        replace(trial, suggestion=Suggestion({**trial.suggestion.values, "batch_size": 64}))
+        for trial in recorded.trials
+    ]
     assert "batch_size" not in order(replace(recorded, trials=tuple(same)))["seconds a step"]
-    nothing = [replace(trial, suggestion=recorded.trials[0].suggestion) for trial in recorded.trials]
+    nothing = [
+        replace(trial, suggestion=recorded.trials[0].suggestion) for trial in recorded.trials
+    ]
     assert order(replace(recorded, trials=tuple(nothing)))["time to target"] == []

@@ -23,7 +23,9 @@ def outlook_of(scores: dict[int, float], *, num_trials: int = 20) -> Outlook:
 
 def test_the_outlook_follows_its_formula() -> None:
     found = outlook_of({19: 4.0})
-    assert found.gain == pytest.approx(1 - math.exp(-FACTOR)), "the last trial is the first and best: a doubling brings the whole factor"
+    assert found.gain == pytest.approx(1 - math.exp(-FACTOR)), (
+        "the last trial is the first and best: a doubling brings the whole factor"
+    )
     assert found.saving == pytest.approx(4 * found.gain)
     assert found.cost == found.device_seconds == pytest.approx(200)
     assert found.num_trainings == pytest.approx(200 / found.saving)
@@ -39,7 +41,9 @@ def test_nothing_is_expected_before_the_target_is_reached_or_of_scores_that_are_
 
 
 @pytest.mark.parametrize(("trainings", "num_trials"), [(1, 20), (10_000, 60)])
-def test_a_search_ends_when_its_cost_exceeds_what_it_saves(trainings: int, num_trials: int, tmp_path: Path) -> None:
+def test_a_search_ends_when_its_cost_exceeds_what_it_saves(
+    trainings: int, num_trials: int, tmp_path: Path
+) -> None:
     quiet_optuna()
     policy = policy_over(journal_study(tmp_path), num_trials=60, expected_trainings=trainings)
     while policy.num_trials_left:
@@ -51,4 +55,9 @@ def test_a_search_ends_when_its_cost_exceeds_what_it_saves(trainings: int, num_t
     assert again.num_trials_left == 0, "another process finds the same"
     assert again.outlook == policy.outlook
     for changed in (100_000, None):
-        assert policy_over(journal_study(tmp_path), num_trials=70, expected_trainings=changed).num_trials_left == 70 - num_trials
+        assert (
+            policy_over(
+                journal_study(tmp_path), num_trials=70, expected_trainings=changed
+            ).num_trials_left
+            == 70 - num_trials
+        )

@@ -1,4 +1,6 @@
-"""The search policy over real Optuna studies, with results made up by a small formula in place of training."""
+"""The search policy over real Optuna studies, with results made up by a small formula in place
+of training.
+"""
 
 import math
 import warnings
@@ -35,14 +37,19 @@ SPACE = SearchSpace.from_mapping(
     {
         "optimizer": {
             "type": "choice",
-            "choices": {"sgd": {"optimizer.momentum": {"type": "float", "low": 0.8, "high": 0.99}}, "adamw": {}},
+            "choices": {
+                "sgd": {"optimizer.momentum": {"type": "float", "low": 0.8, "high": 0.99}},
+                "adamw": {},
+            },
         },
         "batch_size": {"type": "power_of_two", "low": 16, "high": 512},
         "epochs": {"type": "int", "low": 1, "high": 1000},
     },
     "space.yaml",
 )
-BASELINE = Suggestion({"optimizer": "sgd", "optimizer.momentum": 0.9, "batch_size": 64, "epochs": 20})
+BASELINE = Suggestion(
+    {"optimizer": "sgd", "optimizer.momentum": 0.9, "batch_size": 64, "epochs": 20}
+)
 
 
 @pytest.fixture(autouse=True)
@@ -55,8 +62,17 @@ def new_study(sampler: optuna.samplers.BaseSampler | None = None) -> optuna.Stud
 
 
 def journal_study(folder: Path) -> optuna.Study:
-    """The study in a folder, as a new process opens it: with a sampler whose seed counts the trials there are."""
-    study, _ = open_study("study", folder, storage_url=None, make_sampler=optuna.samplers.RandomSampler, seed=0, definition={})
+    """The study in a folder, as a new process opens it: with a sampler whose seed counts the
+    trials there are.
+    """
+    study, _ = open_study(
+        "study",
+        folder,
+        storage_url=None,
+        make_sampler=optuna.samplers.RandomSampler,
+        seed=0,
+        definition={},
+    )
     study.sampler = optuna.samplers.RandomSampler(seed=len(study.trials))
     return study
 
@@ -82,7 +98,10 @@ def ended(
     metric: float | None = 0.9,
     error: str | None = None,
 ) -> TrialResult:
-    """How a trial ended, as a worker would say it; a metric of None is an end before the first evaluation."""
+    """How a trial ended, as a worker would say it.
+
+    A metric of None is an end before the first evaluation.
+    """
     return make_result(
         trial.number,
         outcome,
@@ -107,7 +126,9 @@ def end_next(policy: SearchPolicy, outcome: Outcome = Outcome.REACHED, **values:
     return trial
 
 
-def told(study: optuna.Study, number: int = 0) -> tuple[TrialState, float | None, Mapping[int, float], Mapping[str, float]]:
+def told(
+    study: optuna.Study, number: int = 0
+) -> tuple[TrialState, float | None, Mapping[int, float], Mapping[str, float]]:
     """What Optuna knows of a trial: state, value, reports, constraints."""
     frozen = study.trials[number]
     return frozen.state, frozen.value, frozen.intermediate_values, frozen.constraints
@@ -207,7 +228,9 @@ def test_a_study_taken_up_again_loses_and_repeats_nothing(tmp_path: Path, in_jou
         (Outcome.ERRORED, TrialState.FAIL),
     ],
 )
-def test_a_result_kept_before_a_crash_is_told_after_it(tmp_path: Path, outcome: Outcome, state: TrialState) -> None:
+def test_a_result_kept_before_a_crash_is_told_after_it(
+    tmp_path: Path, outcome: Outcome, state: TrialState
+) -> None:
     study = journal_study(tmp_path)
     end_next(policy_over(study), outcome, seconds=6.0, metric=0.4)
     whole = told(study)
@@ -250,7 +273,9 @@ def test_trials_of_one_configuration_have_the_expected_score_of_its_runs() -> No
     assert policy.scores == {first.number: 10.0, again.number: 30.0, other.number: 12.0}
 
 
-def test_a_sampler_that_models_scores_says_what_trials_must_beat_and_is_told_what_was_refused() -> None:
+def test_a_sampler_that_models_scores_says_what_trials_must_beat_and_is_told_what_was_refused() -> (
+    None
+):
     class Models(PausesAtFirst):
         def score_to_beat(self, number: int) -> float:
             return 40.0 + number
@@ -262,15 +287,24 @@ def test_a_sampler_that_models_scores_says_what_trials_must_beat_and_is_told_wha
             refused.append(suggestion)
 
     refused: list[Suggestion] = []
-    points = [BASELINE, Suggestion({**BASELINE.values, "epochs": 30}), Suggestion({**BASELINE.values, "epochs": 40})]
-    settings: dict[str, Any] = {"has_baseline": False, "stopping": CapAtIncumbent(objective=OBJECTIVE, cap_margin=2.0)}
+    points = [
+        BASELINE,
+        Suggestion({**BASELINE.values, "epochs": 30}),
+        Suggestion({**BASELINE.values, "epochs": 40}),
+    ]
+    settings: dict[str, Any] = {
+        "has_baseline": False,
+        "stopping": CapAtIncumbent(objective=OBJECTIVE, cap_margin=2.0),
+    }
     study = new_study()
     policy = policy_over(study, scheduler=Models(points), **settings)
     first, second, third = suggested(policy), suggested(policy), suggested(policy)
     assert [each.cap_seconds for each in (first, second, third)] == [80.0, 82.0, 84.0]
     policy.finish(ended(first, seconds=10.0))
     assert policy.expected_scores == {0: 11.0}
-    assert policy.observe(second.number, make_evaluation(81.0), may_pause=False) is Decision.CONTINUE
+    assert (
+        policy.observe(second.number, make_evaluation(81.0), may_pause=False) is Decision.CONTINUE
+    )
     assert policy.observe(second.number, make_evaluation(83.0), may_pause=False) is Decision.CAP
     policy.reject(third.number, "refused")
     assert refused == [points[2]]
@@ -279,13 +313,31 @@ def test_a_sampler_that_models_scores_says_what_trials_must_beat_and_is_told_wha
 
 
 def test_a_worker_that_did_not_measure_what_the_objective_needs_ends_the_search() -> None:
-    policy = policy_over(new_study(), objective=Cost(num_trainings=1, price_per_hour={"cpu": 1.0}, currency="USD"))
+    policy = policy_over(
+        new_study(), objective=Cost(num_trainings=1, price_per_hour={"cpu": 1.0}, currency="USD")
+    )
     first, second = suggested(policy), suggested(policy)
-    assert policy.finish(replace(ended(first), evaluations=(make_evaluation(36.0, metric=0.9, device_kind="cpu"),))) == pytest.approx(0.01)
-    assert policy.observe(second.number, make_evaluation(1.0, device_kind="NVIDIA H200")) is Decision.STOP
+    assert policy.finish(
+        replace(ended(first), evaluations=(make_evaluation(36.0, metric=0.9, device_kind="cpu"),))
+    ) == pytest.approx(0.01)
+    assert (
+        policy.observe(second.number, make_evaluation(1.0, device_kind="NVIDIA H200"))
+        is Decision.STOP
+    )
     assert isinstance(policy.error, ConfigError)
-    assert "a worker trains on 'NVIDIA H200', and cluster.price_per_hour has only prices of 'cpu'" in str(policy.error)
-    assert policy.finish(replace(ended(second, Outcome.STOPPED), evaluations=(make_evaluation(1.0, device_kind="NVIDIA H200"),))) is None
+    assert (
+        "a worker trains on 'NVIDIA H200', and cluster.price_per_hour has only prices of 'cpu'"
+        in str(policy.error)
+    )
+    assert (
+        policy.finish(
+            replace(
+                ended(second, Outcome.STOPPED),
+                evaluations=(make_evaluation(1.0, device_kind="NVIDIA H200"),),
+            )
+        )
+        is None
+    )
     assert list(policy.results) == [0]
     assert policy.suggest() is None
 
@@ -300,7 +352,10 @@ def shipped(sampler: str) -> tuple[SearchSpace, Suggestion | None, Mapping[str, 
 
 
 def made_up(trial: Trial) -> TrialResult:
-    """Fast where the rate is near its best, the batch large and the schedule short; every way of ending occurs."""
+    """Fast where the rate is near its best, the batch large and the schedule short.
+
+    Every way of ending occurs.
+    """
     values = trial.suggestion.values
     best = {"sgd": 0.1, "adamw": 3e-3}[values["optimizer"]]
     miss = abs(math.log10(values["optimizer.lr"] / best))
@@ -313,8 +368,12 @@ def made_up(trial: Trial) -> TrialResult:
     return ended(trial, seconds=values["epochs"] * (1 + miss) * 64 / values["batch_size"] + 1)
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", pytest.param("gp", marks=pytest.mark.slow), "cmaes"])
-def test_every_shipped_sampler_searches_the_shipped_space_without_a_word(sampler: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "sampler", ["tpe", "random", pytest.param("gp", marks=pytest.mark.slow), "cmaes"]
+)
+def test_every_shipped_sampler_searches_the_shipped_space_without_a_word(
+    sampler: str, caplog: pytest.LogCaptureFixture
+) -> None:
     space, baseline, node = shipped(sampler)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -334,19 +393,26 @@ def test_every_shipped_sampler_searches_the_shipped_space_without_a_word(sampler
     assert [each.getMessage() for each in caplog.records if each.name.startswith("optuna")] == []
 
 
-FINITE = SearchSpace.from_mapping({"optimizer": ["sgd", "adamw"], "batch_size": {"type": "power_of_two", "low": 16, "high": 64}}, "")
+FINITE = SearchSpace.from_mapping(
+    {"optimizer": ["sgd", "adamw"], "batch_size": {"type": "power_of_two", "low": 16, "high": 64}},
+    "",
+)
 """Six points."""
 
 
 @pytest.mark.parametrize("make", [optuna.samplers.RandomSampler, optuna.samplers.TPESampler])
 def test_each_point_of_a_finite_space_is_tried_once(make: Any) -> None:
     first = Suggestion({"optimizer": "sgd", "batch_size": 32})
-    policy = policy_over(new_study(make(seed=0)), space=FINITE, baseline=first, num_trials=100, max_errors_in_a_row=9)
+    policy = policy_over(
+        new_study(make(seed=0)), space=FINITE, baseline=first, num_trials=100, max_errors_in_a_row=9
+    )
     ends = [Outcome.REACHED, Outcome.MISSED, Outcome.CAPPED, Outcome.ERRORED, Outcome.OUT_OF_MEMORY]
     tried = [end_next(policy, outcome).suggestion for outcome in ends]
     assert tried[0] == first
     last = suggested(policy)  # and while it is trained
-    assert {point.key for point in (*tried, last.suggestion)} == {point.key for point in points(FINITE)}
+    assert {point.key for point in (*tried, last.suggestion)} == {
+        point.key for point in points(FINITE)
+    }
     assert policy.suggest() is None
     assert policy.is_exhausted
     policy.finish(ended(last))

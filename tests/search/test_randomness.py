@@ -12,7 +12,10 @@ from autotune.space import SearchSpace
 TREE: dict[str, Any] = {
     "optimizer": {
         "type": "choice",
-        "choices": {"sgd": {"momentum": {"type": "float", "low": 0.0, "high": 0.9, "step": 0.3}}, "adamw": {}},
+        "choices": {
+            "sgd": {"momentum": {"type": "float", "low": 0.0, "high": 0.9, "step": 0.3}},
+            "adamw": {},
+        },
     },
     "size": {"type": "power_of_two", "low": 8, "high": 64},
     "layers": {"type": "int", "low": 1, "high": 6, "step": 2},

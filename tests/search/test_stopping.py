@@ -14,7 +14,9 @@ from tests.support.records import make_evaluation, make_result
 
 
 def evaluated(train_seconds: float, build_seconds: float = 10.0) -> Evaluation:
-    return make_evaluation(train_seconds, build_seconds=build_seconds, prepare_seconds=1.0, evaluate_seconds=1.0)
+    return make_evaluation(
+        train_seconds, build_seconds=build_seconds, prepare_seconds=1.0, evaluate_seconds=1.0
+    )
 
 
 def result(outcome: Outcome, train_seconds: float, **values: float) -> TrialResult:
@@ -50,7 +52,9 @@ def test_a_repeat_of_the_incumbent_corrects_its_lucky_run() -> None:
     rule.finish(result(Outcome.REACHED, 15.0), 17.0)
     assert rule.cap_seconds(1) == pytest.approx((7 + 17) / 2), "the mean over its runs"
     rule.finish(result(Outcome.MISSED, 7.0), None)
-    assert rule.cap_seconds(1) == pytest.approx((7 + 17 + 9) / 2), "all that was spent over those that reached the target"
+    assert rule.cap_seconds(1) == pytest.approx((7 + 17 + 9) / 2), (
+        "all that was spent over those that reached the target"
+    )
     rule.finish(result(Outcome.REACHED, 8.0, lr=0.1), 10.0)
     assert rule.cap_seconds(1) == pytest.approx(10), "another configuration is the incumbent by now"
 
@@ -69,8 +73,13 @@ def test_device_seconds_are_capped_by_what_all_workers_took(num_workers: int) ->
     objective = DeviceSeconds(num_trainings=10**9)
     rule = CapAtIncumbent(objective=objective, cap_margin=1)
     rule.finish(result(Outcome.REACHED, 7.0), 8.0)
-    assert rule.cap_seconds(1) == 8.0, "no fewer than one device is busy, so no winner takes more seconds than that"
-    seen = [rule.observe(1, replace(evaluated(seconds), num_workers=num_workers)) for seconds in (0.9, 1.1, 6.9, 7.1)]
+    assert rule.cap_seconds(1) == 8.0, (
+        "no fewer than one device is busy, so no winner takes more seconds than that"
+    )
+    seen = [
+        rule.observe(1, replace(evaluated(seconds), num_workers=num_workers))
+        for seconds in (0.9, 1.1, 6.9, 7.1)
+    ]
     num_on = 3 if num_workers == 1 else 1
     assert seen == [Decision.CONTINUE] * num_on + [Decision.CAP] * (4 - num_on)
 
@@ -84,5 +93,7 @@ def test_an_objective_without_a_bound_caps_nothing() -> None:
 
 @pytest.mark.parametrize("cap_margin", [0.99, 0, -1, math.nan])
 def test_a_margin_below_one_is_refused(cap_margin: float) -> None:
-    with pytest.raises(ConfigError, match=r"stopping\.cap_margin: found .*, accepted is a number from 1"):
+    with pytest.raises(
+        ConfigError, match=r"stopping\.cap_margin: found .*, accepted is a number from 1"
+    ):
         CapAtIncumbent(objective=AmortisedTime(num_trainings=1), cap_margin=cap_margin)

@@ -1,4 +1,6 @@
-"""Storages that are damaged, refused, full or gone: one line says so, and what was written is kept."""
+"""Storages that are damaged, refused, full or gone: one line says so, and what was written is
+kept.
+"""
 
 import shutil
 import subprocess
@@ -20,18 +22,30 @@ Lines = list[bytes]
 
 
 def open_in(folder: Path, url: str | None = None) -> optuna.Study:
-    return open_study("first", folder, storage_url=url, make_sampler=optuna.samplers.RandomSampler, seed=0, definition={"a": 1})[0]
+    return open_study(
+        "first",
+        folder,
+        storage_url=url,
+        make_sampler=optuna.samplers.RandomSampler,
+        seed=0,
+        definition={"a": 1},
+    )[0]
 
 
 def run_trials(study: optuna.Study, num_trials: int) -> None:
     for _ in range(num_trials):
         trial = study.ask({"x": FloatDistribution(0, 1)})
-        trial.set_user_attr("autotune:result", {"seconds": [1.0, 2.5], "error": 'quoted "digest":"1-0"}'})
+        trial.set_user_attr(
+            "autotune:result", {"seconds": [1.0, 2.5], "error": 'quoted "digest":"1-0"}'}
+        )
         study.tell(trial, trial.params["x"])
 
 
 def told(study: optuna.Study) -> list[tuple[Any, ...]]:
-    return [(trial.number, trial.state.name, trial.params, trial.values, trial.user_attrs) for trial in study.trials]
+    return [
+        (trial.number, trial.state.name, trial.params, trial.values, trial.user_attrs)
+        for trial in study.trials
+    ]
 
 
 def lines_of(folder: Path) -> Lines:
@@ -80,17 +94,24 @@ def test_optuna_reads_the_journal_as_any_other(folder: Path) -> None:
         (lambda lines: [*lines[:5], b"\xff\xfe garbage\n", *lines[6:]], "line 6: is not JSON"),
         (lambda lines: [*lines[:5], b"[" * 100_000 + b"\n", *lines[6:]], "line 6: is no"),
         (lambda lines: [*lines, b"garbage\n"], "is not JSON"),
-        (lambda lines: [*lines[:5], b'{"op_code":77}\n', *lines[5:]], "line 6: is no record of Optuna's"),
+        (
+            lambda lines: [*lines[:5], b'{"op_code":77}\n', *lines[5:]],
+            "line 6: is no record of Optuna's",
+        ),
         (lambda lines: [*lines, b"[4]\n"], "is no record of Optuna's"),
     ],
 )
-def test_a_damaged_line_is_told_with_its_number(folder: Path, change: Callable[[Lines], Lines], said: str) -> None:
+def test_a_damaged_line_is_told_with_its_number(
+    folder: Path, change: Callable[[Lines], Lines], said: str
+) -> None:
     (folder / JOURNAL).write_bytes(b"".join(change(lines_of(folder))))
     assert f"{folder / JOURNAL}: " in refusal(folder)
     assert said in refusal(folder)
 
 
-def test_a_torn_last_line_is_dropped_by_whoever_goes_on_and_left_by_whoever_reads(folder: Path) -> None:
+def test_a_torn_last_line_is_dropped_by_whoever_goes_on_and_left_by_whoever_reads(
+    folder: Path,
+) -> None:
     whole = (folder / JOURNAL).read_bytes()
     torn = whole + lines_of(folder)[-1][:-1]
     (folder / JOURNAL).write_bytes(torn)
@@ -108,7 +129,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 KB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], check=False, capture_output=True, text=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     if mounted.returncode != 0:
         pytest.skip(f"needs to mount a file system: {mounted.stderr.strip()}")
     try:
@@ -117,7 +143,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", folder], check=True)
 
 
-def test_a_full_disk_is_one_line_and_the_study_goes_on_from_all_that_was_written(small_disk: Path) -> None:
+def test_a_full_disk_is_one_line_and_the_study_goes_on_from_all_that_was_written(
+    small_disk: Path,
+) -> None:
     study = open_in(small_disk)
     written: list[str] = []
 
@@ -126,7 +154,10 @@ def test_a_full_disk_is_one_line_and_the_study_goes_on_from_all_that_was_written
             study.set_user_attr(f"note {len(written)}", "x" * 1000)
             written.append(f"note {len(written)}")
 
-    said = r"study\.log: cannot be written \(No space left on device\); what was in it is kept, and the study goes on with: again$"
+    said = (
+        r"study\.log: cannot be written \(No space left on device\); what was in it is kept, and"
+        r" the study goes on with: again$"
+    )
     with pytest.raises(StudyError, match=said), told_storage_errors("again"):
         write_until_it_is_full()
     assert len(written) > 10
@@ -147,7 +178,9 @@ def server() -> Iterator[PostgreSql]:
 
 
 @pytest.mark.store
-def test_a_database_that_goes_is_one_line_and_the_study_goes_on_once_it_is_back(server: PostgreSql, tmp_path: Path) -> None:
+def test_a_database_that_goes_is_one_line_and_the_study_goes_on_once_it_is_back(
+    server: PostgreSql, tmp_path: Path
+) -> None:
     url = server.new_database("goes")
     study = open_in(tmp_path, url)
     run_trials(study, 3)

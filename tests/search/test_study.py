@@ -1,4 +1,6 @@
-"""Opening and reading studies in real journals and real databases, of which one does not answer, restarts, or stays away."""
+"""Opening and reading studies in real journals and real databases, of which one does not answer,
+restarts, or stays away.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,11 +21,26 @@ from autotune.search.study import (
 )
 from tests.support.records import make_result
 
-DEFINITION = {"target": {"metric": "accuracy", "value": 0.9}, "space": {"model.widths": [[8, 16], [16, 32]]}}
+DEFINITION = {
+    "target": {"metric": "accuracy", "value": 0.9},
+    "space": {"model.widths": [[8, 16], [16, 32]]},
+}
 
 
-def open_in(folder: Path, name: str = "first", definition: Mapping[str, Any] = DEFINITION, url: str | None = None) -> optuna.Study:
-    return open_study(name, folder, storage_url=url, make_sampler=optuna.samplers.RandomSampler, seed=0, definition=definition)[0]
+def open_in(
+    folder: Path,
+    name: str = "first",
+    definition: Mapping[str, Any] = DEFINITION,
+    url: str | None = None,
+) -> optuna.Study:
+    return open_study(
+        name,
+        folder,
+        storage_url=url,
+        make_sampler=optuna.samplers.RandomSampler,
+        seed=0,
+        definition=definition,
+    )[0]
 
 
 def database(folder: Path) -> str:
@@ -56,15 +73,26 @@ def test_a_study_opened_twice_is_one_study(tmp_path: Path, in_database: bool) ->
 
 
 def test_a_definition_is_the_same_after_a_pass_through_the_storage(tmp_path: Path) -> None:
-    definition = {"space": {"batch_size": {"type": "choice", "choices": {32: {}, 64: {}}}}, "widths": (8, 16)}
+    definition = {
+        "space": {"batch_size": {"type": "choice", "choices": {32: {}, 64: {}}}},
+        "widths": (8, 16),
+    }
     open_in(tmp_path, definition=definition)
     open_in(tmp_path, definition=definition)
 
 
 def test_a_study_made_for_something_else_is_refused(tmp_path: Path) -> None:
     open_in(tmp_path)
-    other = r"accepted is the same, or another study\.name, with warm_start=\[first\] to learn from the trials of this one"
-    with pytest.raises(StudyError, match=rf"study\.name=first: was made for something else \(seed: None there, 1 here\); {other}"):
+    other = (
+        r"accepted is the same, or another study\.name, with warm_start=\[first\] to learn from the"
+        r" trials of this one"
+    )
+    with pytest.raises(
+        StudyError,
+        match=(
+            rf"study\.name=first: was made for something else \(seed: None there, 1 here\); {other}"
+        ),
+    ):
         open_in(tmp_path, definition={**DEFINITION, "seed": 1})
     with pytest.raises(StudyError, match=r"target\."):
         open_in(tmp_path, definition={**DEFINITION, "target": {"metric": "accuracy", "value": 0.8}})
@@ -72,14 +100,18 @@ def test_a_study_made_for_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_study_is_told_with_those_there_are(tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match=f"study=third: no such study; there is none in {tmp_path}"):
+    with pytest.raises(
+        StudyError, match=f"study=third: no such study; there is none in {tmp_path}"
+    ):
         read_study("third", tmp_path / "third")
     open_in(tmp_path / "second", name="second")
     open_in(tmp_path / "first", name="first")
     with pytest.raises(StudyError, match="study=third: no such study; accepted are first, second"):
         read_study("third", tmp_path / "third")
     assert not (tmp_path / "third").exists()
-    with pytest.raises(StudyError, match=r"study=third: no such study in .*study\.log; accepted are first"):
+    with pytest.raises(
+        StudyError, match=r"study=third: no such study in .*study\.log; accepted are first"
+    ):
         read_study("third", tmp_path / "first")
 
 

@@ -1,4 +1,6 @@
-"""Files as the readers of data, checkpoints and recordings take them, ways to break any of them, and reading one safely."""
+"""Files as the readers of data, checkpoints and recordings take them, ways to break any of them,
+and reading one safely.
+"""
 
 import gzip
 import io
@@ -31,7 +33,9 @@ MAX_SECONDS, MAX_BYTES = 10.0, 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """A kind of file: what a good one holds, the other files beside it, and what reads the folder."""
+    """A kind of file: what a good one holds, the other files beside it, and what reads the
+    folder.
+    """
 
     name: str
     """Name of the file that is broken."""
@@ -43,7 +47,8 @@ class Format:
 def read_broken(kind: Format, content: bytes, *, is_refused: bool = False) -> str | None:
     """Read a file in a folder of its own; return the error's line, None if there is none.
 
-    Anything but one line of an ``AutotuneError`` fails the test, and so does reading that takes too long, or too much memory.
+    Anything but one line of an ``AutotuneError`` fails the test, and so does reading that takes too
+    long, or too much memory.
     """
     with TemporaryDirectory() as folder, bounded():
         for name, other in {**kind.others(), kind.name: content}.items():
@@ -69,7 +74,9 @@ def read_broken(kind: Format, content: bytes, *, is_refused: bool = False) -> st
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """Fail if the context takes too much CPU time, or raises the process's highest use of memory too far."""
+    """Fail if the context takes too much CPU time, or raises the process's highest use of memory
+    too far.
+    """
     began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield
     assert time.process_time() - began < MAX_SECONDS
@@ -77,7 +84,9 @@ def bounded() -> Iterator[None]:
 
 
 def broken(content: bytes) -> dict[str, bytes]:
-    """A file's content, broken in the ways that disks, transfers and mistakes break any file, by name."""
+    """A file's content, broken in the ways that disks, transfers and mistakes break any file, by
+    name.
+    """
     half = len(content) // 2
     return {
         "empty": b"",
@@ -88,7 +97,9 @@ def broken(content: bytes) -> dict[str, bytes]:
         "without its first byte": content[1:],
         "zeros": bytes(len(content)),
         "all bits set": b"\xff" * len(content),
-        "zeros in the middle": content[:half] + bytes(min(64, half)) + content[half + min(64, half) :],
+        "zeros in the middle": (
+            content[:half] + bytes(min(64, half)) + content[half + min(64, half) :]
+        ),
         "its first byte changed": bytes([content[0] ^ 0xFF]) + content[1:],
         "lines of Windows": content.replace(b"\n", b"\r\n") + b"\r\n",
         "twice": content * 2,
@@ -107,12 +118,20 @@ def _saved(save: Callable[[Path], None], name: str) -> bytes:
 @cache
 def _weights() -> bytes:
     weights = {"layer.weight": torch.arange(12.0).reshape(3, 4), "layer.bias": torch.zeros(3)}
-    return _saved(lambda folder: save_weights(folder / "w.safetensors", weights, {"config": {"a": [1, 2]}}), "w.safetensors")
+    return _saved(
+        lambda folder: save_weights(folder / "w.safetensors", weights, {"config": {"a": [1, 2]}}),
+        "w.safetensors",
+    )
 
 
 @cache
 def _state() -> bytes:
-    state = {"step": 3, "parts": {"model": {"w": torch.ones(2, 3)}}, "random": (1, "a", None), "array": np.arange(3)}
+    state = {
+        "step": 3,
+        "parts": {"model": {"w": torch.ones(2, 3)}},
+        "random": (1, "a", None),
+        "array": np.arange(3),
+    }
     return _saved(lambda folder: save_state(folder, state), STATE_FILE)
 
 
@@ -129,16 +148,33 @@ def parquet(columns: Mapping[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
-STUDY = b"metric: accuracy\nmode: max\ntarget: 0.9\nmax_train_seconds: 60\nbaseline: 0\noutcomes: {0: REACHED, 1: MISSED}\n"
-SPACE = b"lr: {type: float, low: 0.001, high: 1.0, log: true}\nsize: {type: choice, choices: [a, b]}\n"
+STUDY = (
+    b"metric: accuracy\nmode: max\ntarget: 0.9\nmax_train_seconds: 60\nbaseline: 0\noutcomes: {0:"
+    b" REACHED, 1: MISSED}\n"
+)
+SPACE = (
+    b"lr: {type: float, low: 0.001, high: 1.0, log: true}\nsize: {type: choice, choices: [a, b]}\n"
+)
 
 
 @cache
 def recording_files() -> Mapping[str, bytes]:
     """The four files of a good recording."""
     trials = parquet({"trial": [0, 1], "lr": [0.1, 0.2], "size": ["a", "b"]})
-    curves = parquet({"trial": [0, 0, 1], "step": [1, 2, 1], "train_seconds": [1.0, 2.0, 1.0], "metric": [0.5, 0.95, 0.4]})
-    return {"study.yaml": STUDY, "space.yaml": SPACE, "trials.parquet": trials, "curves.parquet": curves}
+    curves = parquet(
+        {
+            "trial": [0, 0, 1],
+            "step": [1, 2, 1],
+            "train_seconds": [1.0, 2.0, 1.0],
+            "metric": [0.5, 0.95, 0.4],
+        }
+    )
+    return {
+        "study.yaml": STUDY,
+        "space.yaml": SPACE,
+        "trials.parquet": trials,
+        "curves.parquet": curves,
+    }
 
 
 def warm_start(folder: Path) -> None:
@@ -151,11 +187,17 @@ def warm_start(folder: Path) -> None:
 
 
 def _recording_format(name: str) -> Format:
-    return Format(name=name, good=lambda: recording_files()[name], others=recording_files, read=warm_start)
+    return Format(
+        name=name, good=lambda: recording_files()[name], others=recording_files, read=warm_start
+    )
 
 
 FORMATS: Mapping[str, Format] = {
-    "weights": Format(name="w.safetensors", good=_weights, read=lambda folder: read_weights(folder / "w.safetensors")),
+    "weights": Format(
+        name="w.safetensors",
+        good=_weights,
+        read=lambda folder: read_weights(folder / "w.safetensors"),
+    ),
     "state": Format(name=STATE_FILE, good=_state, read=read_state),
     "study.yaml": _recording_format("study.yaml"),
     "space.yaml": _recording_format("space.yaml"),

@@ -8,6 +8,12 @@ from hypothesis import HealthCheck, settings
 
 
 def examples(number: int) -> Callable[[Any], Any]:
-    """Settings of a fuzzed test that tries ``number`` examples, or as many times more as the environment says."""
+    """Settings of a fuzzed test that tries ``number`` examples, or as many times more as the
+    environment says.
+    """
     times = float(os.environ.get("AUTOTUNE_FUZZ_EXAMPLES", "1"))
-    return settings(max_examples=max(1, round(number * times)), deadline=None, suppress_health_check=list(HealthCheck))
+    return settings(
+        max_examples=max(1, round(number * times)),
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )

@@ -23,18 +23,30 @@ class Host:
     """Process id of its first process, which keeps its namespaces: with it go all others here."""
     started: list["subprocess.Popen[bytes]"] = field(default_factory=list)
 
-    def start(self, *command: str, log: Path, folder: Path = Path("/")) -> "subprocess.Popen[bytes]":
+    def start(
+        self, *command: str, log: Path, folder: Path = Path("/")
+    ) -> "subprocess.Popen[bytes]":
         """Start a command here; what it says goes to ``log``."""
-        environment = {key: value for key, value in os.environ.items() if key not in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS")}
+        environment = {
+            key: value
+            for key, value in os.environ.items()
+            if key not in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS")
+        }
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [*self._inside, f"--wd={folder}", *command], stdout=out, stderr=subprocess.STDOUT, start_new_session=True, env=environment
+                [*self._inside, f"--wd={folder}", *command],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=environment,
             )
         self.started.append(process)
         return process
 
     def hide(self, folder: Path) -> None:
-        """Have an empty folder in its place here: other hosts' files are not seen, and theirs are not from here."""
+        """Have an empty folder in its place here: other hosts' files are not seen, and theirs
+        are not from here.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         _run(*self._inside, "mount", "-t", "tmpfs", "none", str(folder))
 
@@ -51,7 +63,10 @@ class Host:
 
 @contextlib.contextmanager
 def hosts(count: int) -> Iterator[list[Host]]:
-    """So many hosts, while the context lasts; the test is skipped, and says why, where namespaces cannot be made."""
+    """So many hosts, while the context lasts.
+
+    The test is skipped, and says why, where namespaces cannot be made.
+    """
     missing = [each for each in ("ip", "unshare", "nsenter", "mount") if shutil.which(each) is None]
     if missing:
         pytest.skip(f"needs the commands {', '.join(missing)}")
@@ -62,7 +77,12 @@ def hosts(count: int) -> Iterator[list[Host]]:
             _run("ip", "link", "add", f"{tag}br", "type", "bridge")
             stack.callback(_run, "ip", "link", "del", f"{tag}br")
             _run("ip", "link", "set", f"{tag}br", "up")
-            made = [_host(f"{tag}n{place}", f"{tag}c{place}", f"{tag}br", f"{network}.{place + 1}", stack) for place in range(count)]
+            made = [
+                _host(
+                    f"{tag}n{place}", f"{tag}c{place}", f"{tag}br", f"{network}.{place + 1}", stack
+                )
+                for place in range(count)
+            ]
         except subprocess.CalledProcessError as error:
             pytest.skip(f"namespaces cannot be made here: {error.stderr.strip()}")
         yield made

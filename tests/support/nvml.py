@@ -1,4 +1,6 @@
-"""The NVIDIA driver's library as a test says it is: its functions take the place of those of ``pynvml``."""
+"""The NVIDIA driver's library as a test says it is: its functions take the place of those of
+``pynvml``.
+"""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -26,15 +28,22 @@ def refuses(code: int) -> Any:
 
 
 class Driver:
-    """The functions of NVML that autotune calls, for some cards; ``missing`` are those that this driver does not have."""
+    """The functions of NVML that autotune calls, for some cards.
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *cards: Gpu, missing: tuple[str, ...] = ()) -> None:
+    ``missing`` are those that this driver does not have.
+    """
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *cards: Gpu, missing: tuple[str, ...] = ()
+    ) -> None:
         self._cards = cards
         self._gpus = {f"GPU-{card.uuid}": card for card in cards}
         for name in (name for name in vars(Driver) if name.startswith("nvml")):
             monkeypatch.setattr(pynvml, name, getattr(self, name), raising=False)
         for name in missing:
-            monkeypatch.setattr(pynvml, name, lambda *_: refuses(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND))
+            monkeypatch.setattr(
+                pynvml, name, lambda *_: refuses(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+            )
 
     def nvmlInit(self) -> None:  # noqa: N802  # NVML's own names
         if not self._cards:
@@ -53,13 +62,19 @@ class Driver:
         return next(uuid for uuid, each in self._gpus.items() if each is gpu)
 
     def nvmlDeviceGetTotalEnergyConsumption(self, gpu: Gpu) -> int:  # noqa: N802
-        return refuses(pynvml.NVML_ERROR_NOT_SUPPORTED) if gpu.millijoules is None else gpu.millijoules
+        return (
+            refuses(pynvml.NVML_ERROR_NOT_SUPPORTED) if gpu.millijoules is None else gpu.millijoules
+        )
 
     def nvmlDeviceGetComputeRunningProcesses(self, gpu: Gpu) -> list[Any]:  # noqa: N802
         return [SimpleNamespace(pid=pid) for pid in gpu.processes]
 
     def nvmlDeviceGetProcessUtilization(self, gpu: Gpu, since: int) -> list[Any]:  # noqa: N802
-        busy = [SimpleNamespace(pid=pid, smUtil=percent) for pid, percent in gpu.processes.items() if percent]
+        busy = [
+            SimpleNamespace(pid=pid, smUtil=percent)
+            for pid, percent in gpu.processes.items()
+            if percent
+        ]
         return busy or refuses(pynvml.NVML_ERROR_NOT_FOUND)
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: Gpu) -> int:  # noqa: N802

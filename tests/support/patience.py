@@ -1,4 +1,6 @@
-"""How long tests wait for what they have started: many times what it takes, since the machine may have other things to do."""
+"""How long tests wait for what they have started: many times what it takes, since the machine
+may have other things to do.
+"""
 
 import os
 import signal
@@ -13,7 +15,10 @@ PATIENCE_SECONDS = 400.0
 
 
 def wait_until(
-    is_so: Callable[[], bool], *, process: "subprocess.Popen[bytes] | None" = None, said: Callable[[], str] = lambda: ""
+    is_so: Callable[[], bool],
+    *,
+    process: "subprocess.Popen[bytes] | None" = None,
+    said: Callable[[], str] = lambda: "",
 ) -> None:
     """Return once it is so.
 

@@ -11,7 +11,9 @@ from autotune.space import Suggestion
 
 
 class PausesAtFirst(TrialScheduler):
-    """Pauses every trial at its first evaluation, and takes them up in turn when there is no new point."""
+    """Pauses every trial at its first evaluation, and takes them up in turn when there is no new
+    point.
+    """
 
     def __init__(self, points: Sequence[Suggestion]) -> None:
         self.waiting: list[int] = []
@@ -24,10 +26,14 @@ class PausesAtFirst(TrialScheduler):
             return point
         return self.waiting.pop(0) if self.waiting else None
 
-    def paused(self, number: int, suggestion: Suggestion, evaluations: Sequence[Evaluation]) -> None:
+    def paused(
+        self, number: int, suggestion: Suggestion, evaluations: Sequence[Evaluation]
+    ) -> None:
         self.waiting.append(number)
 
-    def observe(self, number: int, evaluation: Evaluation, *, new: bool = True, may_pause: bool = True) -> Decision:
+    def observe(
+        self, number: int, evaluation: Evaluation, *, new: bool = True, may_pause: bool = True
+    ) -> Decision:
         if evaluation.step > 1 or not may_pause:
             return Decision.CONTINUE
         self.waiting.append(number)

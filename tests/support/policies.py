@@ -12,8 +12,13 @@ from autotune.search.stopping import NeverStop
 from autotune.space import SearchSpace
 
 
-def policy_over(space: SearchSpace, target: Target, *, seed: int = 0, **settings: Any) -> SearchPolicy:
-    """A policy that draws points at random until it is told to end; without a baseline, and every trial goes on."""
+def policy_over(
+    space: SearchSpace, target: Target, *, seed: int = 0, **settings: Any
+) -> SearchPolicy:
+    """A policy that draws points at random until it is told to end.
+
+    Without a baseline, and every trial goes on.
+    """
     quiet_optuna()
     given: dict[str, Any] = {
         "study": optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed)),

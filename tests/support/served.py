@@ -1,4 +1,6 @@
-"""Places at URLs for tests: fsspec's file system in memory, and a web server that takes files too."""
+"""Places at URLs for tests: fsspec's file system in memory, and a web server that takes files
+too.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -9,7 +11,9 @@ from pathlib import Path
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Serves a folder, takes what is PUT there, and refuses what lies in folders called secret, and reading from those called drop."""
+    """Serves a folder, takes what is PUT there, and refuses what lies in folders called secret,
+    and reading from those called drop.
+    """
 
     def send_head(self):  # type: ignore[no-untyped-def]  # its own type is private
         if "secret" in self.path or "drop" in self.path:

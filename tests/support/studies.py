@@ -25,5 +25,9 @@ def runs_of(store: Path | str) -> list[Any]:
 
 def trained_at_once(trace: Path) -> bool:
     """Whether two trials were ever in training at the same time."""
-    spans = [(float(row["started_seconds"]), float(row["stopped_seconds"])) for row in rows_of(trace)]
-    return any(one[0] < other[1] and other[0] < one[1] for one, other in itertools.combinations(spans, 2))
+    spans = [
+        (float(row["started_seconds"]), float(row["stopped_seconds"])) for row in rows_of(trace)
+    ]
+    return any(
+        one[0] < other[1] and other[0] < one[1] for one, other in itertools.combinations(spans, 2)
+    )

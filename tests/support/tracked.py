@@ -30,10 +30,16 @@ def make_evaluation(step: int, **changes: Any) -> Evaluation:
     return Evaluation(**{**values, **changes})
 
 
-def make_run(number: int = 0, outcome: Outcome = Outcome.REACHED, num_evaluations: int = 3, **changes: Any) -> FinishedRun:
+def make_run(
+    number: int = 0, outcome: Outcome = Outcome.REACHED, num_evaluations: int = 3, **changes: Any
+) -> FinishedRun:
     values = {"optimizer": "sgd", "optimizer.lr": 0.1 * (number + 1)}
     overrides = ("optimizer=sgd", f"optimizer.lr={0.1 * (number + 1)}")
-    config = {"optimizer": {"lr": 0.1 * (number + 1)}, "batch_size": 64, "target": {"metric": "accuracy"}}
+    config = {
+        "optimizer": {"lr": 0.1 * (number + 1)},
+        "batch_size": 64,
+        "target": {"metric": "accuracy"},
+    }
     trial = TrackedTrial(
         name=f"trial-{number}",
         phase="search",
@@ -87,7 +93,9 @@ class FileTracker:
         self.complete.add(trial.name)
 
     def close(self, end: StudyEnd) -> None:
-        self.write(f"close {end.status} {[(best.num_ended, best.score) for best in end.best_scores]}")
+        self.write(
+            f"close {end.status} {[(best.num_ended, best.score) for best in end.best_scores]}"
+        )
 
     def write(self, line: str) -> None:
         with self._path.open("a") as file:

@@ -1,4 +1,6 @@
-"""What a training's own code logs to MLflow reaches the trial's run, whatever kind of training it is."""
+"""What a training's own code logs to MLflow reaches the trial's run, whatever kind of training
+it is.
+"""
 
 import os
 import subprocess
@@ -18,7 +20,10 @@ from tests.support.tracked import close, make_evaluation, make_run, tell
 from tests.tracking.test_mlflow_tracker import artifact, children_of, empty_store, info, uri
 
 __all__ = ["empty_store", "info", "uri"]  # fixtures
-pytestmark = [pytest.mark.store, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
+pytestmark = [
+    pytest.mark.store,
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
+]
 
 CODE = """
 import sys
@@ -73,12 +78,16 @@ from autotune.config.compose import Composer
 from autotune.execution.task_run import TaskRun, TrialTask
 
 folder, study, target, *names = sys.argv[1:]
-training = f"training={{_target_:{target},lr:0.1}}" if target.startswith("my_code") else "training=" + target
+is_function = target.startswith("my_code")
+training = f"training={{_target_:{target},lr:0.1}}" if is_function else "training=" + target
 target = ["target.metric=accuracy", "target.value=2"]
-composer = Composer(["experiment=cnn", "device=cpu", *target, "allowed_targets=[my_code,autotune.script]", "+" + training])
+allowed = "allowed_targets=[my_code,autotune.script]"
+composer = Composer(["experiment=cnn", "device=cpu", *target, allowed, "+" + training])
 task = TrialTask(
-    name="", config=composer.compose().trial, cap_seconds=100, num_threads=1, deadline_seconds=100.0,
-    code_folders=(folder,), working_folder=folder, hang_folder=study, logs_folder=study + "/mlflow", num_cpus=1, num_gpus=0,
+    name="", config=composer.compose().trial, cap_seconds=100, num_threads=1,
+    deadline_seconds=100.0,
+    code_folders=(folder,), working_folder=folder, hang_folder=study,
+    logs_folder=study + "/mlflow", num_cpus=1, num_gpus=0,
 )
 for name in names:
     run = TaskRun(replace(task, name=name))
@@ -90,13 +99,25 @@ for name in names:
 
 
 def train(tmp_path: Path, info: StudyInfo, target: str, *names: str) -> None:
-    """Run tasks of these names one after the other in one process, with a store of the user's that they must not touch."""
+    """Run tasks of these names one after the other in one process, with a store of the user's
+    that they must not touch.
+    """
     (tmp_path / "my_code.py").write_text(CODE)
     Path(info.folder).mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/stray.db", "MLFLOW_EXPERIMENT_ID": "7"}
+    environment = {
+        **os.environ,
+        "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/stray.db",
+        "MLFLOW_EXPERIMENT_ID": "7",
+    }
     arguments = [sys.executable, "-c", RUN, str(tmp_path), info.folder, target, *names]
     ended = subprocess.run(
-        arguments, cwd=Path(__file__).resolve().parents[2], env=environment, capture_output=True, text=True, check=True, timeout=300
+        arguments,
+        cwd=Path(__file__).resolve().parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
     )
     assert ended.stdout.splitlines() == ["MISSED None"] * len(names), ended.stdout + ended.stderr
     assert not (tmp_path / "stray.db").exists()
@@ -111,7 +132,9 @@ def curve(uri: str, name: str, key: str = "train_loss") -> list[tuple[int, float
 CURVE = [(0, 1.0), (1, 0.5), (2, 1 / 3), (3, 0.25)]
 
 
-def test_what_a_function_logs_reaches_its_trials_run_beside_autotunes_own(info: StudyInfo, uri: str, tmp_path: Path) -> None:
+def test_what_a_function_logs_reaches_its_trials_run_beside_autotunes_own(
+    info: StudyInfo, uri: str, tmp_path: Path
+) -> None:
     train(tmp_path, info, "my_code.started", "trial-0", "trial-1")
     tracker = MlflowTracker(info, uri=uri)
     for number in range(2):
@@ -127,12 +150,20 @@ def test_what_a_function_logs_reaches_its_trials_run_beside_autotunes_own(info: 
         assert artifact(uri, run, "notes/hello.txt") == "hello"
         assert artifact(uri, run, "logged/config.yaml") == "mine"
         assert "batch_size: 64" in artifact(uri, run, "config.yaml")
-    assert [path.name for path in Path(info.folder, "mlflow").iterdir()] == [], "what MLflow has is not kept twice"
+    assert [path.name for path in Path(info.folder, "mlflow").iterdir()] == [], (
+        "what MLflow has is not kept twice"
+    )
 
 
-@pytest.mark.parametrize("target", ["my_code.left_open", "my_code.generated", "my_code.set_by_a_library", "command"])
-def test_runs_that_are_left_open_stay_with_their_trial(info: StudyInfo, uri: str, tmp_path: Path, target: str) -> None:
-    script = f"{{_target_:autotune.script.run,command:'python {tmp_path}/my_code.py {{lr}}',lr:0.1}}"
+@pytest.mark.parametrize(
+    "target", ["my_code.left_open", "my_code.generated", "my_code.set_by_a_library", "command"]
+)
+def test_runs_that_are_left_open_stay_with_their_trial(
+    info: StudyInfo, uri: str, tmp_path: Path, target: str
+) -> None:
+    script = (
+        f"{{_target_:autotune.script.run,command:'python {tmp_path}/my_code.py {{lr}}',lr:0.1}}"
+    )
     train(tmp_path, info, script if target == "command" else target, "trial-0", "trial-1")
     tracker = MlflowTracker(info, uri=uri)
     for number in range(2):
@@ -155,7 +186,9 @@ def test_logs_wait_for_a_tracker_that_comes_later_and_odd_ones_cost_nothing(
     assert "what trial-1 logged itself cannot be read" in caplog.text
 
 
-def test_what_a_training_logs_by_odd_names_and_in_bulk_is_written(info: StudyInfo, uri: str, tmp_path: Path) -> None:
+def test_what_a_training_logs_by_odd_names_and_in_bulk_is_written(
+    info: StudyInfo, uri: str, tmp_path: Path
+) -> None:
     (tmp_path / "my_code.py").write_text("")
     folder = Path(info.folder, "mlflow", "trial-0")
     code = f"""
@@ -189,7 +222,9 @@ mlflow.sklearn.autolog(extra_tags={{"team": "vision"}})
 LinearRegression(positive=True).fit(np.arange(12.0).reshape(6, 2), np.arange(6.0))
 """
     environment = {**os.environ, "MLFLOW_ALLOW_FILE_STORE": "true"}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", code], env=environment, check=True, timeout=300, capture_output=True
+    )
     tracker = MlflowTracker(info, uri=uri)
     tell(tracker, make_run())
     close(tracker)
@@ -203,7 +238,13 @@ LinearRegression(positive=True).fit(np.arange(12.0).reshape(6, 2), np.arange(6.0
 def test_a_trial_that_goes_on_after_a_pause_keeps_its_logs_and_one_that_is_made_again_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_resumed: bool
 ) -> None:
-    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_ALLOW_FILE_STORE", "AUTOTUNE_MLFLOW_LOGS", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID"):
+    for name in (
+        "MLFLOW_TRACKING_URI",
+        "MLFLOW_ALLOW_FILE_STORE",
+        "AUTOTUNE_MLFLOW_LOGS",
+        "MLFLOW_RUN_ID",
+        "MLFLOW_EXPERIMENT_ID",
+    ):
         monkeypatch.setenv(name, "before")
     (tmp_path / "trial-0" / "0").mkdir(parents=True)
     keep_logs(tmp_path / "trial-0", is_resumed=is_resumed)

@@ -32,28 +32,52 @@ from autotune.tracking.mlflow_tracker import MlflowTracker
 from autotune.tracking.tracker import StudyEnd, StudyInfo
 
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
-info = StudyInfo(name="cnn-1", kind="study", workload="w", experiment="cnn", folder=sys.argv[2], settings={}, tags={}, is_resumed=True)
+info = StudyInfo(
+    name="cnn-1", kind="study", workload="w", experiment="cnn", folder=sys.argv[2], settings={},
+    tags={}, is_resumed=True,
+)
 for path in sys.argv[2:]:
     tracker = MlflowTracker(info, uri=sys.argv[1])
     tracker.close(StudyEnd(status="FINISHED", make_model=partial(best_model, Path(path), ())))
-assert not {"lightning", "pytorch_lightning"} & set(sys.modules), "seconds of an import that nothing needs"
+assert not {"lightning", "pytorch_lightning"} & set(sys.modules), "seconds that nothing needs"
 """
 
 
 def ran(arguments: list[str], folder: Path, uri: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "MLFLOW_TRACKING_URI": uri, "MLFLOW_DISABLE_TELEMETRY": "true"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "MLFLOW_TRACKING_URI": uri,
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
     command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS)
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_SECONDS,
+    )
 
 
-def test_mlflow_gives_the_outputs_of_the_exported_weights(tmp_path: Path, trial_config: MakeTrialConfig) -> None:
+def test_mlflow_gives_the_outputs_of_the_exported_weights(
+    tmp_path: Path, trial_config: MakeTrialConfig
+) -> None:
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    config = replace(trial_config(), model=NODE, views={"_target_": "autotune.training.views.plain"})
-    metadata = weights_metadata(config, input_shape=SHAPE, num_classes=3, evaluation=None, origin={})
+    config = replace(
+        trial_config(), model=NODE, views={"_target_": "autotune.training.views.plain"}
+    )
+    metadata = weights_metadata(
+        config, input_shape=SHAPE, num_classes=3, evaluation=None, origin={}
+    )
     model = simple_cnn()
     save_weights(tmp_path / "first" / "best.safetensors", simple_cnn().state_dict(), metadata)
     save_weights(tmp_path / "resumed" / "best.safetensors", model.state_dict(), metadata)
-    tracked = ran(["-c", TRACK, uri, str(tmp_path / "first"), str(tmp_path / "resumed")], tmp_path, uri)
+    tracked = ran(
+        ["-c", TRACK, uri, str(tmp_path / "first"), str(tmp_path / "resumed")], tmp_path, uri
+    )
     assert (tracked.stdout, tracked.stderr) == ("", "")
     run = parent_of(uri)
     assert run.info.status == "FINISHED"
@@ -79,10 +103,14 @@ def test_mlflow_gives_the_outputs_of_the_exported_weights(tmp_path: Path, trial_
         assert torch.allclose(torch.tensor(outputs["predictions"]), model(inputs), atol=1e-5)
 
 
-def test_weights_that_name_no_model_are_a_line_and_no_failure(tmp_path: Path, trial_config: MakeTrialConfig) -> None:
+def test_weights_that_name_no_model_are_a_line_and_no_failure(
+    tmp_path: Path, trial_config: MakeTrialConfig
+) -> None:
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     config = replace(trial_config(), training={"_target_": "mine.train"})
-    metadata = weights_metadata(config, input_shape=(), num_classes=None, evaluation=None, origin={})
+    metadata = weights_metadata(
+        config, input_shape=(), num_classes=None, evaluation=None, origin={}
+    )
     save_weights(tmp_path / "best.safetensors", {"weight": torch.ones(2)}, metadata)
     tracked = ran(["-c", TRACK, uri, str(tmp_path)], tmp_path, uri)
     assert tracked.stdout.startswith("MLflow has no model of the best configuration (")

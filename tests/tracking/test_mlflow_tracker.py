@@ -34,7 +34,10 @@ from autotune.tracking.tracker import BestScore, StudyInfo
 from tests.support.patience import PATIENCE_SECONDS, exit_code, wait_until
 from tests.support.tracked import STARTED_AT, close, make_evaluation, make_run, tell
 
-pytestmark = [pytest.mark.store, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
+pytestmark = [
+    pytest.mark.store,
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
+]
 
 
 @pytest.fixture
@@ -68,7 +71,9 @@ def runs_of(uri: str, experiment_name: str = "cnn") -> list[Run]:
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name(experiment_name)
     assert experiment is not None
-    return list(client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"]))
+    return list(
+        client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
+    )
 
 
 def parent_of(uri: str) -> Run:
@@ -77,20 +82,26 @@ def parent_of(uri: str) -> Run:
 
 
 def children_of(uri: str, experiment_name: str = "cnn") -> dict[str, Run]:
-    children = [run for run in runs_of(uri, experiment_name) if "mlflow.parentRunId" in run.data.tags]
+    children = [
+        run for run in runs_of(uri, experiment_name) if "mlflow.parentRunId" in run.data.tags
+    ]
     assert len({run.data.tags["autotune.run"] for run in children}) == len(children)
     return {run.data.tags["autotune.run"]: run for run in children}
 
 
 def steps_of(uri: str, run: Run, key: str = "metric") -> list[int]:
-    return sorted(point.step for point in MlflowClient(uri).get_metric_history(run.info.run_id, key))
+    return sorted(
+        point.step for point in MlflowClient(uri).get_metric_history(run.info.run_id, key)
+    )
 
 
 def artifact(uri: str, run: Run, name: str) -> str:
     return Path(MlflowClient(uri).download_artifacts(run.info.run_id, name)).read_text()
 
 
-def test_a_study_is_a_parent_run_in_its_experiment(info: StudyInfo, uri: str, tmp_path: Path) -> None:
+def test_a_study_is_a_parent_run_in_its_experiment(
+    info: StudyInfo, uri: str, tmp_path: Path
+) -> None:
     (tmp_path / "report").mkdir()
     (tmp_path / "report" / "index.html").write_text("<html>")
     (tmp_path / "winner.yaml").write_text("batch_size: 64")
@@ -99,22 +110,36 @@ def test_a_study_is_a_parent_run_in_its_experiment(info: StudyInfo, uri: str, tm
     close(tracker, metrics={"speed_up": 2.5}, tags={"autotune.best": "7"}, artifacts=artifacts)
     parent = parent_of(uri)
     assert parent.info.run_name == "cnn-1"
-    assert MlflowClient(uri).get_experiment(parent.info.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
+    assert (
+        MlflowClient(uri).get_experiment(parent.info.experiment_id).tags["mlflow.experimentKind"]
+        == "custom_model_development"
+    )
     assert parent.info.status == "FINISHED"
     assert parent.data.params == {"target.value": "0.98", "sampler": "tpe", "num_trials": "40"}
     assert parent.data.metrics == {"speed_up": 2.5}
     assert (
         parent.data.tags.items()
-        >= {"team": "vision", "autotune.study": "cnn-1", "autotune.workload": "simple_cnn-digits", "autotune.best": "7"}.items()
+        >= {
+            "team": "vision",
+            "autotune.study": "cnn-1",
+            "autotune.workload": "simple_cnn-digits",
+            "autotune.best": "7",
+        }.items()
     )
     assert artifact(uri, parent, "winner.yaml") == "batch_size: 64"
     assert artifact(uri, parent, "report/index.html") == "<html>"
 
 
-def test_a_studys_own_run_has_its_description_and_the_curve_of_the_best_score(info: StudyInfo, uri: str) -> None:
+def test_a_studys_own_run_has_its_description_and_the_curve_of_the_best_score(
+    info: StudyInfo, uri: str
+) -> None:
     best = [BestScore(1, 2.0, STARTED_AT), BestScore(3, 1.5, STARTED_AT + 1)]
     for scores in (best[:1], best):  # as it is interrupted, and as it is taken up again
-        close(MlflowTracker(replace(info, is_resumed=True), uri=uri), best_scores=scores, tags={"autotune.description": "**2.19x** faster"})
+        close(
+            MlflowTracker(replace(info, is_resumed=True), uri=uri),
+            best_scores=scores,
+            tags={"autotune.description": "**2.19x** faster"},
+        )
     parent = parent_of(uri)
     assert parent.data.tags["mlflow.note.content"] == "**2.19x** faster"
     assert "autotune.description" not in parent.data.tags
@@ -160,9 +185,16 @@ def test_a_trial_is_a_child_run_with_its_point_and_its_end(info: StudyInfo, uri:
 
 @pytest.mark.parametrize(
     ("outcome", "status"),
-    [(Outcome.MISSED, "FINISHED"), (Outcome.CAPPED, "FINISHED"), (Outcome.ERRORED, "FAILED"), (Outcome.CONTENDED, "FINISHED")],
+    [
+        (Outcome.MISSED, "FINISHED"),
+        (Outcome.CAPPED, "FINISHED"),
+        (Outcome.ERRORED, "FAILED"),
+        (Outcome.CONTENDED, "FINISHED"),
+    ],
 )
-def test_a_run_that_did_not_reach_the_target_says_how_it_ended(info: StudyInfo, uri: str, outcome: Outcome, status: str) -> None:
+def test_a_run_that_did_not_reach_the_target_says_how_it_ended(
+    info: StudyInfo, uri: str, outcome: Outcome, status: str
+) -> None:
     tracker = MlflowTracker(info, uri=uri)
     tell(tracker, make_run(outcome=outcome, error="Traceback: boom"))
     run = children_of(uri)["trial-0"]
@@ -172,13 +204,19 @@ def test_a_run_that_did_not_reach_the_target_says_how_it_ended(info: StudyInfo, 
     assert artifact(uri, run, "error.txt") == "Traceback: boom"
 
 
-def test_evaluations_told_afterwards_carry_the_time_their_phases_add_up_to(info: StudyInfo, uri: str) -> None:
+def test_evaluations_told_afterwards_carry_the_time_their_phases_add_up_to(
+    info: StudyInfo, uri: str
+) -> None:
     trial, result, score = make_run()
     tracker = MlflowTracker(info, uri=uri)
     tracker.finish(trial, result, score)
     close(tracker)
     history = MlflowClient(uri).get_metric_history(children_of(uri)["trial-0"].info.run_id, "loss")
-    assert [point.timestamp for point in history] == [1_700_000_000_860, 1_700_000_000_970, 1_700_000_001_080]
+    assert [point.timestamp for point in history] == [
+        1_700_000_000_860,
+        1_700_000_000_970,
+        1_700_000_001_080,
+    ]
 
 
 def test_values_that_are_not_finite_are_left_out(info: StudyInfo, uri: str) -> None:
@@ -193,8 +231,13 @@ def test_values_that_are_not_finite_are_left_out(info: StudyInfo, uri: str) -> N
 
 def test_a_long_trial_with_many_parameters_exceeds_no_batch(info: StudyInfo, uri: str) -> None:
     trial, result, score = make_run(num_evaluations=400)
-    trial = replace(trial, values={f"key.{number}": "x" * 10_000 if number == 0 else number for number in range(150)})
-    tracker = MlflowTracker(replace(info, tags={f"tag{number}": "x" for number in range(150)}), uri=uri)
+    trial = replace(
+        trial,
+        values={f"key.{number}": "x" * 10_000 if number == 0 else number for number in range(150)},
+    )
+    tracker = MlflowTracker(
+        replace(info, tags={f"tag{number}": "x" for number in range(150)}), uri=uri
+    )
     tell(tracker, (trial, result, score))
     close(tracker)
     run = children_of(uri)["trial-0"]
@@ -204,7 +247,9 @@ def test_a_long_trial_with_many_parameters_exceeds_no_batch(info: StudyInfo, uri
     assert re.search(r" ... \[cut, [0-9a-f]{8}\]$", run.data.params["key.0"])
 
 
-def test_every_metric_gets_a_key_of_its_own_and_none_keeps_its_run_out(info: StudyInfo, uri: str) -> None:
+def test_every_metric_gets_a_key_of_its_own_and_none_keeps_its_run_out(
+    info: StudyInfo, uri: str
+) -> None:
     names = [
         "MAP@k",
         "MAP_k",
@@ -224,7 +269,17 @@ def test_every_metric_gets_a_key_of_its_own_and_none_keeps_its_run_out(info: Stu
         "x" * 251,
         "x" * 252,
     ]
-    names += ["loss-deadbeef", "score", "loss", "train_seconds", "a b", "a\nb", "\ud800", "F₁", "lr:0"]
+    names += [
+        "loss-deadbeef",
+        "score",
+        "loss",
+        "train_seconds",
+        "a b",
+        "a\nb",
+        "\ud800",
+        "F₁",
+        "lr:0",
+    ]
     metrics = {name: 1000.0 + number for number, name in enumerate(names)}
     tracker = MlflowTracker(info, uri=uri)
     tell(tracker, make_run(evaluations=(make_evaluation(2**70, metrics=metrics),)))
@@ -236,7 +291,14 @@ def test_every_metric_gets_a_key_of_its_own_and_none_keeps_its_run_out(info: Stu
     assert (found["MAP_k"], found["score"], found["loss"]) == (1001.0, 1.5, 0.3)
 
 
-@given(st.sets(st.text(alphabet=st.sampled_from("aA_-./ @%:é\n\ud8000d"), max_size=12) | st.text(max_size=300), min_size=2, max_size=8))
+@given(
+    st.sets(
+        st.text(alphabet=st.sampled_from("aA_-./ @%:é\n\ud8000d"), max_size=12)
+        | st.text(max_size=300),
+        min_size=2,
+        max_size=8,
+    )
+)
 def test_keys_of_different_names_differ_and_mlflow_takes_them(names: set[str]) -> None:
     keys = {plain_key(name) for name in names}
     assert len(keys) == len(names)
@@ -246,19 +308,35 @@ def test_keys_of_different_names_differ_and_mlflow_takes_them(names: set[str]) -
 
 def test_long_and_odd_params_and_tags_stay_apart(info: StudyInfo, uri: str) -> None:
     trial, result, score = make_run(error="Traceback: \ud800", outcome=Outcome.ERRORED)
-    values = {"opt@a": "x" * 7000 + "1", "opt_a": "x" * 7000 + "2", "k" * 300: "\ud800", "nul": "a\0b", "..": [1, 2]}
-    tracker = MlflowTracker(replace(info, name="n" * 250, tags={"..": "1", "a@b": "2", "a_b": "3"}), uri=uri)
+    values = {
+        "opt@a": "x" * 7000 + "1",
+        "opt_a": "x" * 7000 + "2",
+        "k" * 300: "\ud800",
+        "nul": "a\0b",
+        "..": [1, 2],
+    }
+    tracker = MlflowTracker(
+        replace(info, name="n" * 250, tags={"..": "1", "a@b": "2", "a_b": "3"}), uri=uri
+    )
     tell(tracker, (replace(trial, values=values), result, score))
     close(tracker)
     run, tags = children_of(uri)["trial-0"], parent_of(uri).data.tags
     assert len(run.data.params) == 5
-    assert run.data.params["opt_a"] not in {value for key, value in run.data.params.items() if key != "opt_a"}
+    assert run.data.params["opt_a"] not in {
+        value for key, value in run.data.params.items() if key != "opt_a"
+    }
     assert all(len(value) <= 6000 for value in run.data.params.values())
-    assert sorted(tags[key] for key in tags if not key.startswith(("autotune.", "mlflow."))) == ["1", "2", "3"]
+    assert sorted(tags[key] for key in tags if not key.startswith(("autotune.", "mlflow."))) == [
+        "1",
+        "2",
+        "3",
+    ]
     assert artifact(uri, run, "error.txt") == "Traceback: \\ud800"
 
 
-def test_a_running_trial_can_be_watched(info: StudyInfo, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_trial_can_be_watched(
+    info: StudyInfo, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mlflow_tracker, "WRITE_EVERY_SECONDS", 0.0)
     tracker = MlflowTracker(info, uri=uri)
     trial, result, _ = make_run()
@@ -280,7 +358,9 @@ def test_no_run_is_left_open_after_close(info: StudyInfo, uri: str) -> None:
     assert steps_of(uri, run) == [1]
 
 
-def test_a_resumed_study_completes_what_its_killed_driver_left(info: StudyInfo, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_study_completes_what_its_killed_driver_left(
+    info: StudyInfo, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mlflow_tracker, "WRITE_EVERY_SECONDS", 0.0)
     complete, half_written, unknown, orphan = (make_run(number) for number in range(4))
     tracker = MlflowTracker(info, uri=uri)
@@ -294,7 +374,9 @@ def test_a_resumed_study_completes_what_its_killed_driver_left(info: StudyInfo, 
         "trial-3": "RUNNING",
     }
 
-    resumed = MlflowTracker(replace(info, settings={**info.settings, "num_trials": 80}, is_resumed=True), uri=uri)
+    resumed = MlflowTracker(
+        replace(info, settings={**info.settings, "num_trials": 80}, is_resumed=True), uri=uri
+    )
     assert parent_of(uri).info.status == "RUNNING"
     assert resumed.complete == {"trial-0"}
     for run in (half_written, unknown):
@@ -310,7 +392,10 @@ def test_a_resumed_study_completes_what_its_killed_driver_left(info: StudyInfo, 
     for number in range(3):
         assert steps_of(uri, children[f"trial-{number}"]) == [1, 2, 3]
     parent = parent_of(uri)
-    assert (parent.data.params["num_trials"], parent.data.tags["autotune.resumed.num_trials"]) == ("40", "80")
+    assert (parent.data.params["num_trials"], parent.data.tags["autotune.resumed.num_trials"]) == (
+        "40",
+        "80",
+    )
     assert {run.info.status for run in runs_of(uri)} == {"FINISHED", "KILLED"}
 
 
@@ -334,7 +419,9 @@ def test_a_new_study_of_an_old_name_gets_its_own_parent(info: StudyInfo, uri: st
     assert len(parents) == 3
 
 
-def test_mlflows_pages_offer_a_view_with_the_trials_best_first_and_keep_one_that_was_changed(info: StudyInfo, uri: str) -> None:
+def test_mlflows_pages_offer_a_view_with_the_trials_best_first_and_keep_one_that_was_changed(
+    info: StudyInfo, uri: str
+) -> None:
     client, tag = MlflowClient(uri), "mlflow.sharedViewState.autotune"
     tracker = MlflowTracker(replace(info, parameters=["optimizer", "optimizer.lr"]), uri=uri)
     tell(tracker, make_run())
@@ -344,13 +431,35 @@ def test_mlflows_pages_offer_a_view_with_the_trials_best_first_and_keep_one_that
     state = json.loads(view["state"])
     assert view["name"] == "trials, best first"
     order = f"{state['orderByKey']} {'ASC' if state['orderByAsc'] else 'DESC'}"
-    (run,) = client.search_runs([experiment.experiment_id], state["searchFilter"], order_by=[order])  # as the page asks for it
+    # as the page asks for it
+    (run,) = client.search_runs([experiment.experiment_id], state["searchFilter"], order_by=[order])
     shown = {"metrics": run.data.metrics, "tags": run.data.tags, "params": run.data.params}
     columns = [column.partition(".") for column in state["selectedColumns"]]
-    assert [shown[kind][key.strip("`")] for kind, _, key in columns] == [1.5, 0.9, "REACHED", "cnn-1", "sgd", "0.1"]
-    assert tracker.page == f"http://127.0.0.1:5000/#/experiments/{experiment.experiment_id}/runs?viewStateShareKey=autotune"
-    close(MlflowTracker(replace(info, name="cnn-2", parameters=["optimizer.lr", *(f"key.{number}" for number in range(1000))]), uri=uri))
-    columns = json.loads(json.loads(client.get_experiment_by_name("cnn").tags[tag])["state"])["selectedColumns"]
+    assert [shown[kind][key.strip("`")] for kind, _, key in columns] == [
+        1.5,
+        0.9,
+        "REACHED",
+        "cnn-1",
+        "sgd",
+        "0.1",
+    ]
+    assert (
+        tracker.page
+        == f"http://127.0.0.1:5000/#/experiments/{experiment.experiment_id}/runs?viewStateShareKey=autotune"
+    )
+    close(
+        MlflowTracker(
+            replace(
+                info,
+                name="cnn-2",
+                parameters=["optimizer.lr", *(f"key.{number}" for number in range(1000))],
+            ),
+            uri=uri,
+        )
+    )
+    columns = json.loads(json.loads(client.get_experiment_by_name("cnn").tags[tag])["state"])[
+        "selectedColumns"
+    ]
     assert columns[-1].startswith("params.`key.")
     assert len(client.get_experiment_by_name("cnn").tags[tag]) <= 5000
     changed = json.dumps({**view, "updatedAt": view["updatedAt"] + 1})
@@ -359,7 +468,9 @@ def test_mlflows_pages_offer_a_view_with_the_trials_best_first_and_keep_one_that
     assert client.get_experiment_by_name("cnn").tags[tag] == changed
 
 
-def test_a_deleted_experiment_is_restored_and_said(info: StudyInfo, uri: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_deleted_experiment_is_restored_and_said(
+    info: StudyInfo, uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
     client = MlflowClient(uri)
     client.delete_experiment(client.create_experiment(info.experiment))
     with caplog.at_level(logging.INFO, logger="autotune.tracking"):
@@ -368,7 +479,9 @@ def test_a_deleted_experiment_is_restored_and_said(info: StudyInfo, uri: str, ca
     assert "restored" in caplog.text
 
 
-def test_a_trial_that_goes_on_after_a_pause_goes_on_in_its_run(info: StudyInfo, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_that_goes_on_after_a_pause_goes_on_in_its_run(
+    info: StudyInfo, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mlflow_tracker, "WRITE_EVERY_SECONDS", 0.0)
     run = make_run()
     tracker = MlflowTracker(info, uri=uri)
@@ -381,10 +494,16 @@ def test_a_trial_that_goes_on_after_a_pause_goes_on_in_its_run(info: StudyInfo, 
     resumed.finish(*run)
     close(resumed)
     found = children_of(uri)["trial-0"]
-    assert (found.info.status, found.data.tags["autotune.outcome"], steps_of(uri, found)) == ("FINISHED", "REACHED", [1, 2, 3])
+    assert (found.info.status, found.data.tags["autotune.outcome"], steps_of(uri, found)) == (
+        "FINISHED",
+        "REACHED",
+        [1, 2, 3],
+    )
 
 
-def test_a_run_whose_write_failed_midway_is_written_once(info: StudyInfo, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_write_failed_midway_is_written_once(
+    info: StudyInfo, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*args: object, **rest: object) -> None:
         raise MlflowException("database is locked")
 
@@ -401,7 +520,10 @@ def test_a_run_whose_write_failed_midway_is_written_once(info: StudyInfo, uri: s
     assert (run.info.status, steps_of(uri, run)) == ("FINISHED", [1, 2, 3])
 
 
-@pytest.mark.parametrize("argument", [*({"close_seconds": each} for each in (-1, math.nan, math.inf, "long")), {"log_model": [1]}])
+@pytest.mark.parametrize(
+    "argument",
+    [*({"close_seconds": each} for each in (-1, math.nan, math.inf, "long")), {"log_model": [1]}],
+)
 def test_an_argument_of_a_wrong_type_is_refused(info: StudyInfo, argument: Any) -> None:
     with pytest.raises(ConfigError, match=rf"^tracking\.{next(iter(argument))}: found"):
         MlflowTracker(info, **argument)
@@ -443,23 +565,35 @@ def test_the_environments_store_is_used_unless_one_is_named(
 
 def test_a_new_store_is_made_without_a_word(info: StudyInfo, tmp_path: Path) -> None:
     script = (
-        "from autotune.tracking.tracker import StudyEnd, StudyInfo\n"
-        "from autotune.tracking.mlflow_tracker import MlflowTracker\n"
-        "info = StudyInfo(name='s', kind='study', workload='w', experiment='e', folder='s', settings={}, tags={})\n"
-        "MlflowTracker(info).close(StudyEnd(status='FINISHED'))\n"
+        "from autotune.tracking.tracker import StudyEnd, StudyInfo\nfrom"
+        " autotune.tracking.mlflow_tracker import MlflowTracker\ninfo = StudyInfo(name='s',"
+        " kind='study', workload='w', experiment='e', folder='s', settings={},"
+        " tags={})\nMlflowTracker(info).close(StudyEnd(status='FINISHED'))\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_SECONDS,
     )
     assert (done.stdout, done.stderr) == ("", "")
     assert (tmp_path / "mlflow.db").exists()
 
 
 def test_the_records_come_without_mlflow() -> None:
-    script = "import sys, autotune.tracking.tracker, autotune.tracking.mlflow_tracker; sys.exit('mlflow' in sys.modules)"
+    script = (
+        "import sys, autotune.tracking.tracker, autotune.tracking.mlflow_tracker; sys.exit('mlflow'"
+        " in sys.modules)"
+    )
     subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=True, timeout=PATIENCE_SECONDS
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=True,
+        timeout=PATIENCE_SECONDS,
     )
 
 
@@ -473,7 +607,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, empty_store: bytes) -> Iter
     command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            command, cwd=folder, stdout=log, stderr=log, start_new_session=True
+        )
         try:
             wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"))
             yield f"http://127.0.0.1:{port}"
@@ -483,7 +619,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, empty_store: bytes) -> Iter
 
 
 @pytest.mark.slow
-def test_a_server_keeps_the_same_study(info: StudyInfo, server: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_server_keeps_the_same_study(
+    info: StudyInfo, server: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     first, second = make_run(0), make_run(1, Outcome.CAPPED)
     tracker = MlflowTracker(info, uri=server)
     tell(tracker, first)
@@ -492,7 +630,10 @@ def test_a_server_keeps_the_same_study(info: StudyInfo, server: str, capfd: pyte
     resumed.finish(*first)
     tell(resumed, second)
     close(resumed)
-    assert {name: run.info.status for name, run in children_of(server).items()} == {"trial-0": "FINISHED", "trial-1": "FINISHED"}
+    assert {name: run.info.status for name, run in children_of(server).items()} == {
+        "trial-0": "FINISHED",
+        "trial-1": "FINISHED",
+    }
     assert "batch_size: 64" in artifact(server, children_of(server)["trial-0"], "config.yaml")
     assert steps_of(server, children_of(server)["trial-1"]) == [1, 2, 3]
     assert "View run" not in capfd.readouterr().out
@@ -514,7 +655,9 @@ open_experiment(sys.argv[1], sys.argv[2], [])
 """
 
 
-def test_a_file_that_mlflow_did_not_make_to_the_end_is_one_line_that_says_so(tmp_path: Path) -> None:
+def test_a_file_that_mlflow_did_not_make_to_the_end_is_one_line_that_says_so(
+    tmp_path: Path,
+) -> None:
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     with closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
         database.execute("create table logged_models (model_id text)")
@@ -525,6 +668,11 @@ def test_a_file_that_mlflow_did_not_make_to_the_end_is_one_line_that_says_so(tmp
 
 def test_two_studies_that_begin_at_once_make_one_database(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    processes = [subprocess.Popen([sys.executable, "-c", _OPEN, uri, name], stderr=subprocess.DEVNULL) for name in ("one", "other")]
+    processes = [
+        subprocess.Popen([sys.executable, "-c", _OPEN, uri, name], stderr=subprocess.DEVNULL)
+        for name in ("one", "other")
+    ]
     assert [process.wait(PATIENCE_SECONDS) for process in processes] == [0, 0]
-    assert {experiment.name for experiment in mlflow_store.open_store(uri).search_experiments()} == {"Default", "one", "other"}
+    assert {
+        experiment.name for experiment in mlflow_store.open_store(uri).search_experiments()
+    } == {"Default", "one", "other"}

@@ -14,7 +14,15 @@ from tests.support.tracked import close, make_evaluation, make_run
 
 @pytest.fixture
 def info(tmp_path: Path) -> StudyInfo:
-    return StudyInfo(name="study", kind="study", workload="net-data", experiment="cnn", folder=str(tmp_path), settings={}, tags={})
+    return StudyInfo(
+        name="study",
+        kind="study",
+        workload="net-data",
+        experiment="cnn",
+        folder=str(tmp_path),
+        settings={},
+        tags={},
+    )
 
 
 def read(info: StudyInfo, run: str) -> EventAccumulator:
@@ -36,8 +44,12 @@ def test_a_run_has_its_curve_each_evaluation_once(info: StudyInfo) -> None:
     tracker.evaluate(trial.name, result.evaluations[0])
     tracker.finish(trial, result, score)
     closed(tracker)
-    assert curve(info, trial.name, "metric") == [(each.step, each.metric) for each in result.evaluations]
-    assert curve(info, trial.name, "train_seconds") == [(each.step, each.train_seconds) for each in result.evaluations]
+    assert curve(info, trial.name, "metric") == [
+        (each.step, each.metric) for each in result.evaluations
+    ]
+    assert curve(info, trial.name, "train_seconds") == [
+        (each.step, each.train_seconds) for each in result.evaluations
+    ]
     assert curve(info, "study", "speed_up") == [(0, 2.5)]
 
 
@@ -46,7 +58,9 @@ def test_a_run_has_its_row_of_hyperparameters(info: StudyInfo) -> None:
     tracker = TensorBoardTracker(info)
     tracker.finish(trial, result, score)
     closed(tracker)
-    content = read(info, trial.name).SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    content = (
+        read(info, trial.name).SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    )
     row = HParamsPluginData.FromString(content).session_start_info.hparams
     assert {key: value.string_value or value.number_value for key, value in row.items()} == {
         "optimizer": "sgd",
@@ -78,7 +92,9 @@ def test_a_resumed_study_gets_the_runs_that_it_lacks(info: StudyInfo) -> None:
     resumed.finish(*runs[1])
     closed(resumed)
     for trial, result, _ in runs:
-        assert curve(info, trial.name, "metric") == [(each.step, each.metric) for each in result.evaluations]
+        assert curve(info, trial.name, "metric") == [
+            (each.step, each.metric) for each in result.evaluations
+        ]
 
 
 def test_how_it_is_browsed_is_said() -> None:
@@ -92,6 +108,12 @@ def test_names_that_tensorboard_would_make_one_stay_apart(info: StudyInfo) -> No
     tracker = TensorBoardTracker(info)
     tracker.finish(trial, result, score)
     closed(tracker)
-    names = [name for name in read(info, trial.name).Tags()["scalars"] if name.startswith(("MAP", "a", "x"))]
+    names = [
+        name
+        for name in read(info, trial.name).Tags()["scalars"]
+        if name.startswith(("MAP", "a", "x"))
+    ]
     assert len(names) == len(metrics)
-    assert sorted(each.value for name in names for each in read(info, trial.name).Scalars(name)) == list(metrics.values())
+    assert sorted(
+        each.value for name in names for each in read(info, trial.name).Scalars(name)
+    ) == list(metrics.values())

@@ -17,22 +17,33 @@ LONG = {f"technique.number_{number}": number for number in range(9)}
     [
         (BASELINE, "12: baseline"),
         ({**BASELINE, "optimizer.lr": 1 / 3, "model.widths": [32]}, "12: lr=0.333, widths=[32]"),
-        ({**BASELINE, "optimizer": "adamw", "optimizer.betas": [0.9, 0.95]}, "12: optimizer=adamw, betas=[0.9,0.95]"),
+        (
+            {**BASELINE, "optimizer": "adamw", "optimizer.betas": [0.9, 0.95]},
+            "12: optimizer=adamw, betas=[0.9,0.95]",
+        ),
         (
             {**BASELINE, "optimizer.lr": 0.2, "technique.lr": 0.3, "technique.ema.lr": 0.4},
             "12: optimizer.lr=0.2, technique.lr=0.3, ema.lr=0.4",
         ),
-        ({**BASELINE, "batch_size": 32, "model.batch_size": None}, "12: batch_size=32, model.batch_size=null"),
+        (
+            {**BASELINE, "batch_size": 32, "model.batch_size": None},
+            "12: batch_size=32, model.batch_size=null",
+        ),
         ({**BASELINE, **LONG}, "12: number_0=0, number_1=1, number_2=2, number_3=3, +5"),
         ({**BASELINE, "model": "m" * 80}, "12: +1"),
     ],
 )
-def test_a_run_is_named_by_what_differs_from_the_baseline(values: dict[str, Any], name: str) -> None:
+def test_a_run_is_named_by_what_differs_from_the_baseline(
+    values: dict[str, Any], name: str
+) -> None:
     assert display_name(replace(make_run(12)[0], values=values), BASELINE) == name
     assert len(name) <= 60
 
 
 def test_a_confirmation_run_says_that_it_is_one_and_a_comparisons_run_keeps_its_name() -> None:
     trial = replace(make_run(12)[0], values={"optimizer.lr": 0.2})
-    assert display_name(replace(trial, name="confirm-12-3", phase="confirm"), BASELINE) == "confirm-12-3: lr=0.2"
+    assert (
+        display_name(replace(trial, name="confirm-12-3", phase="confirm"), BASELINE)
+        == "confirm-12-3: lr=0.2"
+    )
     assert display_name(replace(trial, name="a-1", phase="compare"), {}) == "a-1"

@@ -36,18 +36,32 @@ def info(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyInfo:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     settings = {"target.value": 0.98, "num_trials": 40}
     return StudyInfo(
-        name="cnn-1", kind="study", workload="net-data", experiment="cnn", folder=str(tmp_path / "cnn-1"), settings=settings, tags={}
+        name="cnn-1",
+        kind="study",
+        workload="net-data",
+        experiment="cnn",
+        folder=str(tmp_path / "cnn-1"),
+        settings=settings,
+        tags={},
     )
 
 
 def read(folder: Path) -> dict[str, Any]:
     """A run as W&B's own reader of the file shows it, with all that was logged as ``history``."""
     command = [sys.executable, "-m", "wandb", "leet", "inspect", str(folder), "--json"]
-    run, records = (subprocess.run([*command, *more], check=True, capture_output=True, text=True).stdout for more in (["--summary"], []))
+    run, records = (
+        subprocess.run([*command, *more], check=True, capture_output=True, text=True).stdout
+        for more in (["--summary"], [])
+    )
     items = [json.loads(line) for line in records.splitlines()]
     about = next(item["run"] for item in items if item["type"] == "run")
     history = [item["history"]["item"] for item in items if item["type"] == "history"]
-    return {**json.loads(run), "group": about["run_group"], "job_type": about["job_type"], "history": history}
+    return {
+        **json.loads(run),
+        "group": about["run_group"],
+        "job_type": about["job_type"],
+        "history": history,
+    }
 
 
 def written(info: StudyInfo) -> dict[str, dict[str, Any]]:
@@ -62,13 +76,18 @@ def curve(run: dict[str, Any], key: str) -> list[tuple[int, float]]:
 
 
 def kill_service(info: StudyInfo) -> None:
-    """Kill W&B's service, once it has written the files of the runs that have ended, which it does some milliseconds later."""
-    ended = [next(file.parent.glob("*.wandb")) for file in Path(info.folder, "wandb").glob("*/ended")]
+    """Kill W&B's service, once it has written the files of the runs that have ended, which it
+    does some milliseconds later.
+    """
+    ended = [
+        next(file.parent.glob("*.wandb")) for file in Path(info.folder, "wandb").glob("*/ended")
+    ]
     wait_until(lambda: all(file.stat().st_size > 100 for file in ended))
     for child in psutil.Process().children(recursive=True):
         if "wandb-core" in child.name():
             child.kill()
-    wandb.setup().ensure_service()._proc.join()  # nobody else waits for it, and the object that holds the process would warn of that
+    # nobody else waits for it, and the object that holds the process would warn of that
+    wandb.setup().ensure_service()._proc.join()
 
 
 def test_a_study_is_a_group_with_a_run_a_trial_and_one_of_its_own(info: StudyInfo) -> None:
@@ -81,19 +100,60 @@ def test_a_study_is_a_group_with_a_run_a_trial_and_one_of_its_own(info: StudyInf
     tell(tracker, (confirmed, result, score))
     tell(tracker, make_run(1, Outcome.CAPPED))
     tags = {"autotune.best_trial": "1", "autotune.description": "Twice as fast"}
-    close(tracker, metrics={"speed_up": 2.5}, tags=tags, best_scores=[BestScore(1, 1.5, 0.0), BestScore(2, 1.5, 1.0)])
+    close(
+        tracker,
+        metrics={"speed_up": 2.5},
+        tags=tags,
+        best_scores=[BestScore(1, 1.5, 0.0), BestScore(2, 1.5, 1.0)],
+    )
     runs = written(info)
-    run, confirm, study = runs["0: optimizer=sgd, lr=0.1"], runs["confirm-0-1: optimizer=sgd, lr=0.1"], runs["cnn-1"]
+    run, confirm, study = (
+        runs["0: optimizer=sgd, lr=0.1"],
+        runs["confirm-0-1: optimizer=sgd, lr=0.1"],
+        runs["cnn-1"],
+    )
     assert {each["group"] for each in runs.values()} == {"cnn-1"}
     assert {each["project"] for each in runs.values()} == {"cnn"}
     assert [each["job_type"] for each in (run, confirm, study)] == ["search", "confirm", "study"]
-    assert run["config"].items() >= {"optimizer": "sgd", "optimizer.lr": 0.1, "autotune.trial": "0", "autotune.outcome": "REACHED"}.items()
-    assert curve(run, "accuracy") == curve(run, "metric") == [(each.step, each.metric) for each in result.evaluations]
-    assert curve(run, "train_seconds") == [(each.step, each.train_seconds) for each in result.evaluations]
-    assert run["summary"].items() >= {"score": 1.5, "time_to_target_seconds": result.time_to_target_seconds, "f1": 0.8}.items()
+    assert (
+        run["config"].items()
+        >= {
+            "optimizer": "sgd",
+            "optimizer.lr": 0.1,
+            "autotune.trial": "0",
+            "autotune.outcome": "REACHED",
+        }.items()
+    )
+    assert (
+        curve(run, "accuracy")
+        == curve(run, "metric")
+        == [(each.step, each.metric) for each in result.evaluations]
+    )
+    assert curve(run, "train_seconds") == [
+        (each.step, each.train_seconds) for each in result.evaluations
+    ]
+    assert (
+        run["summary"].items()
+        >= {
+            "score": 1.5,
+            "time_to_target_seconds": result.time_to_target_seconds,
+            "f1": 0.8,
+        }.items()
+    )
     assert (run["tags"], run["state"]) == (["REACHED"], "finished")
-    assert (study["tags"], study["notes"], study["summary"]["speed_up"]) == (["FINISHED"], "Twice as fast", 2.5)
-    assert study["config"].items() >= {**info.settings, "autotune.best_trial": "1", "autotune.workload": "net-data"}.items()
+    assert (study["tags"], study["notes"], study["summary"]["speed_up"]) == (
+        ["FINISHED"],
+        "Twice as fast",
+        2.5,
+    )
+    assert (
+        study["config"].items()
+        >= {
+            **info.settings,
+            "autotune.best_trial": "1",
+            "autotune.workload": "net-data",
+        }.items()
+    )
     assert curve(study, "best_score") == [(1, 1.5), (2, 1.5)]
 
 
@@ -115,7 +175,9 @@ def test_a_run_says_how_it_ended(info: StudyInfo) -> None:
     assert "accuracy" not in interrupted["summary"]
 
 
-def test_what_a_killed_service_or_a_full_disk_cost_is_written_anew(info: StudyInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_killed_service_or_a_full_disk_cost_is_written_anew(
+    info: StudyInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tracker = WandbTracker(info)
     runs = [make_run(number) for number in range(3)]
     tell(tracker, runs[0])
@@ -139,16 +201,25 @@ def test_what_a_killed_service_or_a_full_disk_cost_is_written_anew(info: StudyIn
     close(tracker)
     found = written(info)
     assert len(found) == 4
-    assert [len(run["history"]) for name, run in sorted(found.items()) if name != "cnn-1"] == [3, 3, 3]
+    assert [len(run["history"]) for name, run in sorted(found.items()) if name != "cnn-1"] == [
+        3,
+        3,
+        3,
+    ]
 
 
 def test_a_studys_files_are_its_own_runs(info: StudyInfo, tmp_path: Path) -> None:
     (tmp_path / "figures").mkdir()
     for name in ("best.yaml", "figures/search.png"):
         (tmp_path / name).write_text(name)
-    close(WandbTracker(info), artifacts=[tmp_path / name for name in ("best.yaml", "figures", "nothing")])
+    close(
+        WandbTracker(info),
+        artifacts=[tmp_path / name for name in ("best.yaml", "figures", "nothing")],
+    )
     (folder,) = Path(info.folder, "wandb").glob("offline-run-*")
-    assert [(folder / "files" / name).read_text() for name in ("best.yaml", "figures/search.png")] == ["best.yaml", "figures/search.png"]
+    assert [
+        (folder / "files" / name).read_text() for name in ("best.yaml", "figures/search.png")
+    ] == ["best.yaml", "figures/search.png"]
 
 
 def test_a_resumed_study_keeps_what_is_written_and_replaces_its_own_run(info: StudyInfo) -> None:
@@ -167,10 +238,13 @@ def test_a_resumed_study_keeps_what_is_written_and_replaces_its_own_run(info: St
     assert found["cnn-1"]["summary"]["speed_up"] == 2.0
 
 
-def test_a_server_that_is_gone_leaves_the_runs_on_the_disk(info: StudyInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_gone_leaves_the_runs_on_the_disk(
+    info: StudyInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(wandb_tracker, "_INIT_SECONDS", 1.0)
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
-    monkeypatch.setattr(wandb, "login", lambda **_: True)  # the server answered when the study began
+    # the server answered when the study began
+    monkeypatch.setattr(wandb, "login", lambda **_: True)
     tracker = WandbTracker(info, mode="online")
     with pytest.raises(wandb.Error):
         tracker.start(make_run()[0])
@@ -187,15 +261,22 @@ def test_disabled_writes_no_run(info: StudyInfo) -> None:
 
 
 def test_what_cannot_work_is_one_line(info: StudyInfo, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"tracking.mode: found 'onlin', accepted is one of offline, online, disabled$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"tracking.mode: found 'onlin', accepted is one of offline, online, disabled$",
+    ):
         WandbTracker(info, mode="onlin")
     wrong: Any = [1]
-    with pytest.raises(ConfigError, match=r"^tracking.project: found \[1\]; accepted is the name of a project$"):
+    with pytest.raises(
+        ConfigError, match=r"^tracking.project: found \[1\]; accepted is the name of a project$"
+    ):
         WandbTracker(info, project=wrong)
     with pytest.raises(ConfigError, match=r"tracking.mode=online: No API key configured"):
         WandbTracker(info, mode="online")
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match=r"^tracking=wandb: needs wandb; pip install 'autotune\[wandb\]'$"):
+    with pytest.raises(
+        ConfigError, match=r"^tracking=wandb: needs wandb; pip install 'autotune\[wandb\]'$"
+    ):
         WandbTracker(info)
 
 

@@ -1,4 +1,6 @@
-"""The thread that tells a tracker: what it could not write is made from the study's own runs, and no study waits for it."""
+"""The thread that tells a tracker: what it could not write is made from the study's own runs,
+and no study waits for it.
+"""
 
 import threading
 import time
@@ -61,11 +63,30 @@ def said() -> list[str]:
     return []
 
 
-def made(kind: str, path: Path, said: list[str], ended: list[FinishedRun], **arguments: Any) -> TrackerWriter:
-    info = StudyInfo(name="a", kind="study", workload="b", experiment="c", folder=str(path.parent), settings={}, tags={})
-    node = {"_target_": f"{FileTracker.__module__ if kind == 'FileTracker' else __name__}.{kind}", "path": str(path), **arguments}
+def made(
+    kind: str, path: Path, said: list[str], ended: list[FinishedRun], **arguments: Any
+) -> TrackerWriter:
+    info = StudyInfo(
+        name="a",
+        kind="study",
+        workload="b",
+        experiment="c",
+        folder=str(path.parent),
+        settings={},
+        tags={},
+    )
+    node = {
+        "_target_": f"{FileTracker.__module__ if kind == 'FileTracker' else __name__}.{kind}",
+        "path": str(path),
+        **arguments,
+    }
     return TrackerWriter(
-        node, ("tests", __name__), make_info=lambda: info, ended=lambda: ended, rest_command="autotune record --push", say=said.append
+        node,
+        ("tests", __name__),
+        make_info=lambda: info,
+        ended=lambda: ended,
+        rest_command="autotune record --push",
+        say=said.append,
     )
 
 
@@ -74,11 +95,18 @@ def end(tracker: TrackerWriter, **changes: Any) -> None:
 
 
 def told(path: Path) -> list[str]:
-    return [line.partition(" ")[2] for line in path.read_text().splitlines()] if path.is_file() else []
+    return (
+        [line.partition(" ")[2] for line in path.read_text().splitlines()] if path.is_file() else []
+    )
 
 
-def test_what_a_tracker_is_told_arrives_in_order_and_the_best_scores_at_the_end(path: Path, said: list[str]) -> None:
-    runs = [(*make_run(number, stopped_at=float(number))[:2], score) for number, score in enumerate((2.0, 1.5, None, 1.7))]
+def test_what_a_tracker_is_told_arrives_in_order_and_the_best_scores_at_the_end(
+    path: Path, said: list[str]
+) -> None:
+    runs = [
+        (*make_run(number, stopped_at=float(number))[:2], score)
+        for number, score in enumerate((2.0, 1.5, None, 1.7))
+    ]
     ended: list[FinishedRun] = []
     tracker = made("FileTracker", path, said, ended)
     tracker.wait()
@@ -89,11 +117,19 @@ def test_what_a_tracker_is_told_arrives_in_order_and_the_best_scores_at_the_end(
         ended.append((trial, result, score))
     wait_until(lambda: len(told(path)) == 12)
     end(tracker)
-    assert (told(path)[-1], said, tracker.is_complete) == ("close FINISHED [(1, 2.0), (2, 1.5), (4, 1.5)]", [], True)
-    assert told(path)[:-1] == [f"{verb} trial-{number}" for number in range(4) for verb in ("start", "evaluate", "finish")]
+    assert (told(path)[-1], said, tracker.is_complete) == (
+        "close FINISHED [(1, 2.0), (2, 1.5), (4, 1.5)]",
+        [],
+        True,
+    )
+    assert told(path)[:-1] == [
+        f"{verb} trial-{number}" for number in range(4) for verb in ("start", "evaluate", "finish")
+    ]
 
 
-def test_of_the_runs_that_ended_before_those_that_a_tracker_lacks_are_made(path: Path, said: list[str]) -> None:
+def test_of_the_runs_that_ended_before_those_that_a_tracker_lacks_are_made(
+    path: Path, said: list[str]
+) -> None:
     runs = [make_run(number) for number in range(3)]
     end(made("FileTracker", path, said, runs, complete=["trial-1"]))
     assert told(path)[:-1] == ["finish trial-0", "finish trial-2"]
@@ -116,7 +152,9 @@ def test_nothing_is_written_while_runs_are_timed(path: Path, said: list[str]) ->
     assert told(path)[1:] == ["finish trial-0", "close FINISHED [(1, 1.5)]"]
 
 
-def test_a_server_that_is_away_for_a_while_gets_every_run_at_the_end(path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_away_for_a_while_gets_every_run_at_the_end(
+    path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writer, "_MAX_QUEUED", 5)  # which is less than is told
     runs = [make_run(number) for number in range(20)]
     tracker = made("RefusingTracker", path, said, runs)
@@ -127,14 +165,21 @@ def test_a_server_that_is_away_for_a_while_gets_every_run_at_the_end(path: Path,
     OPEN.set()
     end(tracker)
     assert sorted(told(path)[:-1]) == sorted(f"finish trial-{number}" for number in range(20))
-    assert said == ["Refusing does not take what it is told (the server is away); the study goes on, and it is tried again"]
+    assert said == [
+        "Refusing does not take what it is told (the server is away); the study goes on, and it is"
+        " tried again"
+    ]
     assert tracker.is_complete
 
 
-def test_what_a_tracker_never_took_is_told_with_the_command_that_writes_it(path: Path, said: list[str]) -> None:
+def test_what_a_tracker_never_took_is_told_with_the_command_that_writes_it(
+    path: Path, said: list[str]
+) -> None:
     tracker = made("RefusingTracker", path, said, [make_run(number) for number in range(9)])
     end(tracker)
-    assert said[1:] == ["Refusing lacks 9 runs; what is missing is written by\n  autotune record --push"]
+    assert said[1:] == [
+        "Refusing lacks 9 runs; what is missing is written by\n  autotune record --push"
+    ]
     assert not tracker.is_complete
 
 
@@ -157,7 +202,9 @@ def test_an_interrupted_study_is_closed_once(path: Path, said: list[str]) -> Non
     assert told(path) == ["close KILLED []"]
 
 
-def test_a_tracker_that_cannot_be_opened_is_told_before_anything_is_trained(path: Path, said: list[str]) -> None:
+def test_a_tracker_that_cannot_be_opened_is_told_before_anything_is_trained(
+    path: Path, said: list[str]
+) -> None:
     tracker = made("UnopenedTracker", path, said, [])
     with pytest.raises(ConfigError, match="tracking: no"):
         tracker.wait()

@@ -11,7 +11,14 @@ from torch.nn import functional
 from autotune.errors import ConfigError
 from autotune.training.augmentation import ImageAugmentation
 
-NOTHING: dict[str, Any] = {"flip": "none", "shift": 0, "brightness": 0.0, "contrast": 0.0, "cutout": 0, "resolutions": []}
+NOTHING: dict[str, Any] = {
+    "flip": "none",
+    "shift": 0,
+    "brightness": 0.0,
+    "contrast": 0.0,
+    "cutout": 0,
+    "resolutions": [],
+}
 HEIGHT, WIDTH = 6, 7
 
 Augment = Callable[..., Tensor]
@@ -40,9 +47,17 @@ def is_mirrored(image: Tensor, original: Tensor) -> bool:
 # Flips.
 
 
-def test_alternating_flips_show_each_image_once_in_each_orientation_in_two_epochs(images: Tensor) -> None:
+def test_alternating_flips_show_each_image_once_in_each_orientation_in_two_epochs(
+    images: Tensor,
+) -> None:
     augment = make(flip="alternating")
-    epochs = [[is_mirrored(*pair) for pair in zip(augmented(augment, images, epoch=epoch), images, strict=True)] for epoch in range(4)]
+    epochs = [
+        [
+            is_mirrored(*pair)
+            for pair in zip(augmented(augment, images, epoch=epoch), images, strict=True)
+        ]
+        for epoch in range(4)
+    ]
     assert sum(epochs[0]) == 10
     assert epochs[1] == [not each for each in epochs[0]]
     assert epochs[2:] == epochs[:2]
@@ -52,7 +67,9 @@ def test_alternating_flips_show_each_image_once_in_each_orientation_in_two_epoch
 
 
 @pytest.mark.parametrize("flip", ["none", "alternating"])
-def test_shifts_are_crops_of_each_image_padded_with_its_reflection(images: Tensor, flip: str) -> None:
+def test_shifts_are_crops_of_each_image_padded_with_its_reflection(
+    images: Tensor, flip: str
+) -> None:
     shift = 2
     torch.manual_seed(3)
     shifted = augmented(make(flip=flip, shift=shift), images)
@@ -90,15 +107,21 @@ STRETCHES = [[0.0, 2], [0.4, 3], [0.8, None]]
 
 
 @pytest.mark.parametrize(
-    ("progress", "size"), [(0.0, (2, 2)), (0.39, (2, 2)), (0.4, (3, 4)), (0.79, (3, 4)), (0.8, (6, 7)), (0.99, (6, 7))]
+    ("progress", "size"),
+    [(0.0, (2, 2)), (0.39, (2, 2)), (0.4, (3, 4)), (0.79, (3, 4)), (0.8, (6, 7)), (0.99, (6, 7))],
 )
-def test_progress_sets_the_size_that_whole_crops_are_scaled_to(images: Tensor, progress: float, size: tuple[int, int]) -> None:
+def test_progress_sets_the_size_that_whole_crops_are_scaled_to(
+    images: Tensor, progress: float, size: tuple[int, int]
+) -> None:
     torch.manual_seed(0)
     scaled = augmented(make(shift=1, resolutions=STRETCHES), images, progress=progress)
     torch.manual_seed(0)
     cropped = augmented(make(shift=1), images)
     assert scaled.shape[2:] == size
-    assert torch.equal(scaled, functional.interpolate(cropped, size=size, mode="bilinear") if size != (6, 7) else cropped)
+    assert torch.equal(
+        scaled,
+        functional.interpolate(cropped, size=size, mode="bilinear") if size != (6, 7) else cropped,
+    )
 
 
 # Form and refusals.
@@ -107,13 +130,28 @@ def test_progress_sets_the_size_that_whole_crops_are_scaled_to(images: Tensor, p
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"flip": "often"}, "augmentation.flip: found 'often', accepted are none, random, alternating"),
+        (
+            {"flip": "often"},
+            "augmentation.flip: found 'often', accepted are none, random, alternating",
+        ),
         ({"shift": -1}, "augmentation.shift: found -1"),
         ({"brightness": -0.1}, "augmentation.brightness: found -0.1"),
-        ({"resolutions": [[0.0, 4]]}, "augmentation.resolutions: the last is 4 pixels, accepted is a list of"),
-        ({"resolutions": [[0.5, 4], [0.4, None]]}, r"augmentation.resolutions: found \[0.4, None\]"),
-        ({"resolutions": [[0.0, 4], [1.0, None]]}, r"augmentation.resolutions: found \[1.0, None\]"),
-        ({"resolutions": [[0.0, 4.5], [0.5, None]]}, r"augmentation.resolutions: found \[0.0, 4.5\]"),
+        (
+            {"resolutions": [[0.0, 4]]},
+            "augmentation.resolutions: the last is 4 pixels, accepted is a list of",
+        ),
+        (
+            {"resolutions": [[0.5, 4], [0.4, None]]},
+            r"augmentation.resolutions: found \[0.4, None\]",
+        ),
+        (
+            {"resolutions": [[0.0, 4], [1.0, None]]},
+            r"augmentation.resolutions: found \[1.0, None\]",
+        ),
+        (
+            {"resolutions": [[0.0, 4.5], [0.5, None]]},
+            r"augmentation.resolutions: found \[0.0, 4.5\]",
+        ),
         ({"resolutions": [0.0, 4]}, "augmentation.resolutions: found 0.0"),
     ],
 )

@@ -15,10 +15,14 @@ def set_weights(model: nn.Module, value: float) -> None:
             each.fill_(value)
 
 
-def averages_after(num_steps: int, *, total_steps: int, decay: float, every_steps: int, start_fraction: float) -> list[float]:
+def averages_after(
+    num_steps: int, *, total_steps: int, decay: float, every_steps: int, start_fraction: float
+) -> list[float]:
     """What is evaluated after each of the steps 1, 2, ... whose weights are 1, 4, 9, ..."""
     model = nn.Linear(1, 1)
-    average = ema(model, total_steps, decay=decay, every_steps=every_steps, start_fraction=start_fraction)
+    average = ema(
+        model, total_steps, decay=decay, every_steps=every_steps, start_fraction=start_fraction
+    )
     found = []
     for step in range(1, num_steps + 1):
         set_weights(model, step**2)
@@ -30,7 +34,9 @@ def averages_after(num_steps: int, *, total_steps: int, decay: float, every_step
 def test_the_average_is_the_sum_of_weights_by_their_age() -> None:
     found = averages_after(6, total_steps=6, decay=0.75, every_steps=1, start_fraction=0.0)
     for step, average in enumerate(found, start=1):
-        closed_form = 0.75 ** (step - 1) + sum(0.25 * 0.75 ** (step - each) * each**2 for each in range(2, step + 1))
+        closed_form = 0.75 ** (step - 1) + sum(
+            0.25 * 0.75 ** (step - each) * each**2 for each in range(2, step + 1)
+        )
         assert average == pytest.approx(closed_form)
 
 
@@ -41,7 +47,9 @@ def test_before_its_start_the_trained_weights_are_evaluated_and_it_begins_as_the
 
 def batch_norm_net() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2)
+    )
 
 
 def test_running_statistics_are_averaged_and_counters_copied() -> None:

@@ -1,4 +1,6 @@
-"""Checkpoints: what is written is read back exactly, a broken write leaves the old file, a strange file is one line."""
+"""Checkpoints: what is written is read back exactly, a broken write leaves the old file, a
+strange file is one line.
+"""
 
 import json
 import pickle
@@ -28,49 +30,95 @@ from tests.conftest import MakeTrialConfig
 
 
 def same(found: Any, wanted: Any) -> bool:
-    """Whether two nested values are equal, types, tensor types and memory formats included; NaN equals itself."""
+    """Whether two nested values are equal, types, tensor types and memory formats included.
+
+    NaN equals itself.
+    """
     if isinstance(wanted, torch.Tensor):
         return (
             isinstance(found, torch.Tensor)
-            and (found.dtype, found.shape, steps(found)) == (wanted.dtype, wanted.shape, steps(wanted))
-            and found.contiguous().view(-1).view(torch.uint8).equal(wanted.contiguous().view(-1).view(torch.uint8))
+            and (found.dtype, found.shape, steps(found))
+            == (wanted.dtype, wanted.shape, steps(wanted))
+            and found.contiguous()
+            .view(-1)
+            .view(torch.uint8)
+            .equal(wanted.contiguous().view(-1).view(torch.uint8))
         )
     if isinstance(wanted, np.ndarray):
-        return isinstance(found, np.ndarray) and found.dtype == wanted.dtype and np.array_equal(found, wanted, equal_nan=True)
+        return (
+            isinstance(found, np.ndarray)
+            and found.dtype == wanted.dtype
+            and np.array_equal(found, wanted, equal_nan=True)
+        )
     if isinstance(wanted, dict):
-        return type(found) is dict and list(found) == list(wanted) and all(same(found[key], wanted[key]) for key in wanted)
+        return (
+            type(found) is dict
+            and list(found) == list(wanted)
+            and all(same(found[key], wanted[key]) for key in wanted)
+        )
     if isinstance(wanted, list | tuple):
-        return type(found) is type(wanted) and len(found) == len(wanted) and all(map(same, found, wanted))
-    return type(found) is type(wanted) and (found == wanted or (found != found and wanted != wanted))  # noqa: PLR0124  # NaN
+        return (
+            type(found) is type(wanted)
+            and len(found) == len(wanted)
+            and all(map(same, found, wanted))
+        )
+    # NaN
+    return type(found) is type(wanted) and (
+        found == wanted or (found != found and wanted != wanted)  # noqa: PLR0124
+    )
 
 
 def steps(tensor: torch.Tensor) -> list[int]:
     """The strides of the dimensions that have any step to take."""
-    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1 and tensor.numel()]
+    return [
+        stride
+        for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+        if size > 1 and tensor.numel()
+    ]
 
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool, torch.complex64]
+DTYPES = [
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float64,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+]
 TENSORS = st.builds(
     lambda shape, dtype, flip: (
-        (torch.arange(1, 1 + int(np.prod(shape))).reshape(shape) % 5).to(dtype).permute(tuple(range(len(shape)))[::flip])
+        (torch.arange(1, 1 + int(np.prod(shape))).reshape(shape) % 5)
+        .to(dtype)
+        .permute(tuple(range(len(shape)))[::flip])
     ),
     st.lists(st.integers(0, 3), max_size=4),
     st.sampled_from(DTYPES),
     st.sampled_from([1, -1]),
 )
-ARRAYS = st_numpy.arrays(st.sampled_from([np.float64, np.uint32, np.int8, np.bool_]), st_numpy.array_shapes(min_dims=0, min_side=0))
+ARRAYS = st_numpy.arrays(
+    st.sampled_from([np.float64, np.uint32, np.int8, np.bool_]),
+    st_numpy.array_shapes(min_dims=0, min_side=0),
+)
 SCALARS = st.none() | st.booleans() | st.integers(-(2**100), 2**100) | st.floats() | st.text()
 KEYS = st.text() | st.integers() | st.tuples(st.integers(), st.booleans())
 NESTED = st.recursive(
     SCALARS | TENSORS | ARRAYS,
-    lambda inner: st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(KEYS, inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(KEYS, inner, max_size=3)
+    ),
     max_leaves=12,
 )
 
 
 @given(state=st.dictionaries(KEYS, NESTED, max_size=4))
 @settings(max_examples=40)
-def test_any_nested_state_comes_back_exactly(state: dict[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_nested_state_comes_back_exactly(
+    state: dict[Any, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     folder = tmp_path_factory.getbasetemp() / "nested"
     save_state(folder, state)
     assert same(read_state(folder), state)
@@ -133,10 +181,15 @@ def header(text: str) -> bytes:
         (b"\x80\x04\x95 a pickle", "is not a whole safetensors file: "),
         (header("[]"), "is damaged: "),
         (header('{"format_version": 1, "tied": {"a": "b"}, "metadata": {}}'), "is damaged: 'b'"),
-        (header('{"format_version": 99}'), "has format 99, this autotune reads up to 1; update autotune"),
+        (
+            header('{"format_version": 99}'),
+            "has format 99, this autotune reads up to 1; update autotune",
+        ),
     ],
 )
-def test_a_file_that_holds_no_weights_is_one_line(content: bytes, said: str, tmp_path: Path) -> None:
+def test_a_file_that_holds_no_weights_is_one_line(
+    content: bytes, said: str, tmp_path: Path
+) -> None:
     path = tmp_path / "some.safetensors"
     path.write_bytes(content)
     with pytest.raises(DataError) as refused:
@@ -145,7 +198,11 @@ def test_a_file_that_holds_no_weights_is_one_line(content: bytes, said: str, tmp
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"x" * 100, pickle.dumps({"state": Path.cwd}), None], ids=["empty", "noise", "code", "torn"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"x" * 100, pickle.dumps({"state": Path.cwd}), None],
+    ids=["empty", "noise", "code", "torn"],
+)
 def test_a_file_that_holds_no_state_is_one_line(content: bytes | None, tmp_path: Path) -> None:
     with pytest.raises(StateError, match="there is no such file"):
         read_state(tmp_path)
@@ -159,6 +216,12 @@ def test_a_file_that_holds_no_state_is_one_line(content: bytes | None, tmp_path:
 
 @pytest.mark.parametrize("value", [{1, 2}, np.array([object()]), Path()])
 def test_what_a_checkpoint_does_not_hold_is_said_with_its_place(value: Any, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=f"^checkpoint: optimizer.state.0.1 is of type {type(value).__name__}; a checkpoint holds tensors"):
+    with pytest.raises(
+        DataError,
+        match=(
+            f"^checkpoint: optimizer.state.0.1 is of type {type(value).__name__}; a checkpoint"
+            " holds tensors"
+        ),
+    ):
         save_state(tmp_path, {"optimizer": {"state": {0: [1, value]}}})
     assert list(tmp_path.iterdir()) == []

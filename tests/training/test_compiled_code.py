@@ -1,4 +1,6 @@
-"""Trainings of one graph compile once, in one process and in several, and each is charged what compiling took."""
+"""Trainings of one graph compile once, in one process and in several, and each is charged what
+compiling took.
+"""
 
 import json
 import subprocess
@@ -34,24 +36,36 @@ from autotune.training.loop import train
 folder, *overrides = sys.argv[1:]
 paused = Path(folder)
 is_paused = any(paused.iterdir())
-training = train(Composer(overrides).compose().trial, **({"paused_folder": paused} if is_paused else {}))
+kept = {"paused_folder": paused} if is_paused else {}
+training = train(Composer(overrides).compose().trial, **kept)
 last = next(training)
 if not is_paused:
     training.send(paused)
 counts = counters["inductor"]
-print(json.dumps([counts["fxgraph_cache_miss"], counts["fxgraph_cache_hit"], last.as_dict()], default=str))
+cache = [counts["fxgraph_cache_miss"], counts["fxgraph_cache_hit"]]
+print(json.dumps([*cache, last.as_dict()], default=str))
 """
 
 
 def in_a_process(folder: Path, *overrides: str) -> tuple[int, int, Evaluation]:
-    """Train to an evaluation in a new process: what is paused in the folder, or else anew, to pause it there.
+    """Train to an evaluation in a new process: what is paused in the folder, or else anew, to pause
+    it there.
 
     Returns the numbers of graphs that were compiled and found compiled, and the evaluation.
     """
     folder.mkdir(exist_ok=True)
-    own = ("experiment=cnn", "device=cpu", "runtime.num_threads=1", "epochs=3", "runtime.compile=default", "target.value=2")
+    own = (
+        "experiment=cnn",
+        "device=cpu",
+        "runtime.num_threads=1",
+        "epochs=3",
+        "runtime.compile=default",
+        "target.value=2",
+    )
     command = [sys.executable, "-W", "ignore", "-c", IN_A_PROCESS, str(folder), *own, *overrides]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
+    ran = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600
+    )
     assert ran.returncode == 0, ran.stderr
     num_compiled, num_found, evaluation = json.loads(ran.stdout.splitlines()[-1])
     return num_compiled, num_found, Evaluation.from_dict(evaluation)
@@ -70,23 +84,40 @@ class Mean(torch.nn.Module):
 
 
 def counted(config: TrialConfig, **kept: Any) -> tuple[int, int, list[Evaluation]]:
-    """Train in this process, and tell the numbers of graphs compiled and traced, and the evaluations."""
+    """Train in this process, and tell the numbers of graphs compiled and traced, and the
+    evaluations.
+    """
     from torch._dynamo.utils import counters
 
     counters.clear()
     evaluations = list(train(config, **kept))
-    return counters["inductor"]["fxgraph_cache_miss"], counters["stats"]["unique_graphs"], evaluations
+    return (
+        counters["inductor"]["fxgraph_cache_miss"],
+        counters["stats"]["unique_graphs"],
+        evaluations,
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings(OF_TORCH)
-def test_trainings_of_one_graph_compile_once_in_a_process(trial_config: MakeTrialConfig, cache: Path, tmp_path: Path) -> None:
-    own = ("model.widths=[5]", "runtime.compile=default", "target.value=2")  # a graph that no other test has compiled here
+def test_trainings_of_one_graph_compile_once_in_a_process(
+    trial_config: MakeTrialConfig, cache: Path, tmp_path: Path
+) -> None:
+    # a graph that no other test has compiled here
+    own = ("model.widths=[5]", "runtime.compile=default", "target.value=2")
     first = trial_config(*own, "epochs=2")
     other = trial_config(
-        *own, "epochs=3", "optimizer=adamw", "optimizer.lr=0.02", "lr_schedule=one_cycle",
-        "averaging=ema", "max_grad_norm=1", "runtime.optimizer_kernels=foreach", "evaluate_every_samples=700", "seed=5",
-    )  # fmt: skip
+        *own,
+        "epochs=3",
+        "optimizer=adamw",
+        "optimizer.lr=0.02",
+        "lr_schedule=one_cycle",
+        "averaging=ema",
+        "max_grad_norm=1",
+        "runtime.optimizer_kernels=foreach",
+        "evaluate_every_samples=700",
+        "seed=5",
+    )
     begun = train(first)
     evaluation = next(begun)
     begun.send(tmp_path)
@@ -98,16 +129,23 @@ def test_trainings_of_one_graph_compile_once_in_a_process(trial_config: MakeTria
     num_compiled, num_traced, resumed = counted(first, paused_folder=tmp_path)
     assert (num_compiled, num_traced) == (0, 0), "a resumed training, although another came between"
     assert resumed[-1].build_seconds == evaluation.build_seconds
-    plain = [list(train(replace(config, runtime=replace(config.runtime, compile=None)))) for config in (first, other)]
+    plain = [
+        list(train(replace(config, runtime=replace(config.runtime, compile=None))))
+        for config in (first, other)
+    ]
     for expected, found in zip(plain, ([evaluation, *resumed], evaluations), strict=True):
         assert [each.step for each in found] == [each.step for each in expected]
-        assert [each.loss for each in found] == pytest.approx([each.loss for each in expected], rel=1e-3)
+        assert [each.loss for each in found] == pytest.approx(
+            [each.loss for each in expected], rel=1e-3
+        )
     assert counted(first)[0] == 0, "an uncompiled training came between: the files are there"
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings(OF_TORCH)
-def test_trainings_of_other_shapes_are_compiled_and_charged_by_themselves(trial_config: MakeTrialConfig, cache: Path) -> None:
+def test_trainings_of_other_shapes_are_compiled_and_charged_by_themselves(
+    trial_config: MakeTrialConfig, cache: Path
+) -> None:
     whole = trial_config(
         "epochs=1",
         "runtime.compile=default",
@@ -115,17 +153,23 @@ def test_trainings_of_other_shapes_are_compiled_and_charged_by_themselves(trial_
         model={"_target_": f"{__name__}.Mean"},
         allowed_targets=(__name__,),
     )
-    small = replace(whole, augmentation={**whole.augmentation, "resolutions": [[0.0, 6], [0.5, None]]})
+    small = replace(
+        whole, augmentation={**whole.augmentation, "resolutions": [[0.0, 6], [0.5, None]]}
+    )
     num_compiled, _, first = counted(whole)
     assert num_compiled > 0
     num_compiled, _, _ = counted(small)
     assert num_compiled > 0
     num_compiled, num_traced, again = counted(replace(whole, seed=5))
     assert (num_compiled, num_traced > 0) == (0, True)
-    costs = [json.loads(path.read_text())["seconds"] for path in (cache / "compiled").glob("*.json")]
+    costs = [
+        json.loads(path.read_text())["seconds"] for path in (cache / "compiled").glob("*.json")
+    ]
     assert len(costs) == 2
     assert first[-1].reused_build_seconds == 0
-    assert any(again[-1].build_seconds >= cost > again[-1].reused_build_seconds > 0 for cost in costs)
+    assert any(
+        again[-1].build_seconds >= cost > again[-1].reused_build_seconds > 0 for cost in costs
+    )
 
 
 @pytest.mark.slow
@@ -138,21 +182,35 @@ def test_trainings_of_one_graph_compile_once_on_a_machine(cache: Path, tmp_path:
     (record,) = folder.glob("*.json")
     cost = json.loads(record.read_text())["seconds"]
     assert first.build_seconds >= cost
-    num_compiled, num_found, second = in_a_process(tmp_path / "second", "optimizer.lr=0.2", "seed=2")
+    num_compiled, num_found, second = in_a_process(
+        tmp_path / "second", "optimizer.lr=0.2", "seed=2"
+    )
     assert num_compiled == 0
     assert num_found > 0
-    assert second.build_seconds >= cost > second.reused_build_seconds > 0, "it is charged as if it had compiled"
-    num_compiled, num_found, resumed = in_a_process(tmp_path / "second", "optimizer.lr=0.2", "seed=2")
+    assert second.build_seconds >= cost > second.reused_build_seconds > 0, (
+        "it is charged as if it had compiled"
+    )
+    num_compiled, num_found, resumed = in_a_process(
+        tmp_path / "second", "optimizer.lr=0.2", "seed=2"
+    )
     assert num_compiled == 0
     assert num_found > 0
     assert resumed.step > second.step
-    assert (resumed.build_seconds, resumed.reused_build_seconds) == (second.build_seconds, second.reused_build_seconds)
-    assert {path.name for path in folder.iterdir()} == {record.name, json.loads(record.read_text())["folder"]}
+    assert (resumed.build_seconds, resumed.reused_build_seconds) == (
+        second.build_seconds,
+        second.reused_build_seconds,
+    )
+    assert {path.name for path in folder.iterdir()} == {
+        record.name,
+        json.loads(record.read_text())["folder"],
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings(OF_TORCH)
-def test_as_many_processes_compile_as_a_trial_has_cpus_and_end_before_it_trains(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_processes_compile_as_a_trial_has_cpus_and_end_before_it_trains(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from torch._inductor import config
     from torch._inductor.async_compile import AsyncCompile
 
@@ -166,39 +224,61 @@ def test_as_many_processes_compile_as_a_trial_has_cpus_and_end_before_it_trains(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("runtime", ["runtime.cuda_graph=true", "runtime.compile=reduce-overhead"])
-def test_graphs_serve_trainings_of_other_optimizers_and_lengths(trial_config: MakeTrialConfig, cache: Path, runtime: str) -> None:
-    for index, overrides in enumerate([("epochs=2",), ("epochs=3", "optimizer=adamw", "optimizer.lr=0.02", "averaging=ema")]):
+def test_graphs_serve_trainings_of_other_optimizers_and_lengths(
+    trial_config: MakeTrialConfig, cache: Path, runtime: str
+) -> None:
+    for index, overrides in enumerate(
+        [("epochs=2",), ("epochs=3", "optimizer=adamw", "optimizer.lr=0.02", "averaging=ema")]
+    ):
         config = trial_config(*overrides, runtime, "target.value=2", device="cuda")
         captured = list(train(config))
         assert (captured[-1].reused_build_seconds > 0) is (index > 0)
-        plain = in_a_process(cache.parent / str(index), *overrides, "runtime.compile=null", "device=cuda")[2]
+        plain = in_a_process(
+            cache.parent / str(index), *overrides, "runtime.compile=null", "device=cuda"
+        )[2]
         assert captured[0].loss == pytest.approx(plain.loss, rel=1e-3)
 
 
 @pytest.mark.parametrize(
     "override",
     [
-        "optimizer=adamw", "lr_schedule=one_cycle", "averaging=ema", "epochs=7", "seed=9", "runtime.optimizer_kernels=foreach",
+        "optimizer=adamw",
+        "lr_schedule=one_cycle",
+        "averaging=ema",
+        "epochs=7",
+        "seed=9",
+        "runtime.optimizer_kernels=foreach",
         "augmentation=flip_shift",
     ],
-)  # fmt: skip
-def test_what_changes_no_graph_compiles_nothing_anew(trial_config: MakeTrialConfig, override: str) -> None:
+)
+def test_what_changes_no_graph_compiles_nothing_anew(
+    trial_config: MakeTrialConfig, override: str
+) -> None:
     assert graph_of(trial_config(override), CPU, 1) == graph_of(trial_config(), CPU, 1)
 
 
 @pytest.mark.parametrize(
     "override",
     [
-        "model.norm=batch", "loss.label_smoothing=0.2", "technique=pruning", "batch_size=32", "precision=bf16",
-        "runtime.channels_last=true", "parallelism=ddp",
+        "model.norm=batch",
+        "loss.label_smoothing=0.2",
+        "technique=pruning",
+        "batch_size=32",
+        "precision=bf16",
+        "runtime.channels_last=true",
+        "parallelism=ddp",
     ],
-)  # fmt: skip
-def test_what_changes_a_graph_is_part_of_its_key(trial_config: MakeTrialConfig, override: str) -> None:
+)
+def test_what_changes_a_graph_is_part_of_its_key(
+    trial_config: MakeTrialConfig, override: str
+) -> None:
     assert graph_of(trial_config(override), CPU, 1) != graph_of(trial_config(), CPU, 1)
     assert graph_of(trial_config(), CPU, 2) != graph_of(trial_config(), CPU, 1)
 
 
-def test_compiled_code_is_not_read_where_others_may_write(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_compiled_code_is_not_read_where_others_may_write(
+    cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = _root()
     assert folder == cache / "compiled"
     folder.chmod(0o770)
@@ -206,10 +286,13 @@ def test_compiled_code_is_not_read_where_others_may_write(cache: Path, caplog: p
     assert "others may write it" in caplog.text
 
 
-def test_a_folder_that_the_user_chose_holds_the_compiled_code(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_folder_that_the_user_chose_holds_the_compiled_code(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "chosen"))
     assert _root() == tmp_path / "chosen"
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())  # which torch's compiler sets by itself
+    # which torch's compiler sets by itself
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())
     assert _root() == cache / "compiled"
 
 

@@ -1,4 +1,6 @@
-"""The contract of ``data:``, with data sets good and bad, and which samples a step sees, whoever gathers them."""
+"""The contract of ``data:``, with data sets good and bad, and which samples a step sees, whoever
+gathers them.
+"""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -12,7 +14,16 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import DataError
-from autotune.training.data import Batch, LoadedData, Split, fits_on, host_batches, load_data, resident_batches, sample_order
+from autotune.training.data import (
+    Batch,
+    LoadedData,
+    Split,
+    fits_on,
+    host_batches,
+    load_data,
+    resident_batches,
+    sample_order,
+)
 
 PAIR = (torch.zeros(6, 3), torch.tensor([0, 1, 2, 0, 1, 2]))
 CPU = torch.device("cpu")
@@ -26,7 +37,9 @@ def tensors(num_classes: int = 3, scale: float = 1.0) -> dict[str, Any]:
 
 
 def arrays() -> dict[str, Any]:
-    return {name: [inputs.numpy(), targets.numpy()] for name, (inputs, targets) in tensors().items()}
+    return {
+        name: [inputs.numpy(), targets.numpy()] for name, (inputs, targets) in tensors().items()
+    }
 
 
 def datasets() -> dict[str, Any]:
@@ -34,7 +47,9 @@ def datasets() -> dict[str, Any]:
 
 
 def regression() -> dict[str, Any]:
-    return dict.fromkeys(("train", "validation"), (torch.zeros(4, 3), torch.zeros(4, dtype=torch.bfloat16)))
+    return dict.fromkeys(
+        ("train", "validation"), (torch.zeros(4, 3), torch.zeros(4, dtype=torch.bfloat16))
+    )
 
 
 class Broken(Dataset[Any]):
@@ -55,16 +70,40 @@ class Endless(IterableDataset[Any]):
 
 
 BAD: dict[str, tuple[Any, str]] = {
-    "not a mapping": ([PAIR, PAIR], "returned list, accepted is a mapping with train, validation and optionally test"),
+    "not a mapping": (
+        [PAIR, PAIR],
+        "returned list, accepted is a mapping with train, validation and optionally test",
+    ),
     "no validation": ({"train": PAIR}, "returned .'train'., accepted is a mapping"),
-    "unequal lengths": ({"train": PAIR, "validation": (PAIR[0], PAIR[1][:4])}, "validation: found 6 inputs and 4 targets"),
-    "empty": ({"train": (PAIR[0][:0], PAIR[1][:0]), "validation": PAIR}, "train: found 0 inputs and 0 targets"),
-    "three tensors": ({"train": (*PAIR, PAIR[1]), "validation": PAIR}, "train: found tuple, accepted is a pair"),
-    "a lone tensor": ({"train": PAIR[0], "validation": PAIR}, "train: found Tensor, accepted is a pair"),
+    "unequal lengths": (
+        {"train": PAIR, "validation": (PAIR[0], PAIR[1][:4])},
+        "validation: found 6 inputs and 4 targets",
+    ),
+    "empty": (
+        {"train": (PAIR[0][:0], PAIR[1][:0]), "validation": PAIR},
+        "train: found 0 inputs and 0 targets",
+    ),
+    "three tensors": (
+        {"train": (*PAIR, PAIR[1]), "validation": PAIR},
+        "train: found tuple, accepted is a pair",
+    ),
+    "a lone tensor": (
+        {"train": PAIR[0], "validation": PAIR},
+        "train: found Tensor, accepted is a pair",
+    ),
     "a single number": ({"train": (1.0, 2), "validation": PAIR}, "train: found a single number"),
-    "text": ({"train": ("a", "b"), "validation": PAIR}, "train: found str and str, accepted are tensors or arrays"),
-    "a broken Dataset": ({"train": Broken(), "validation": PAIR}, "train: reading Broken failed: OSError: sample 0: the disk"),
-    "a stream": ({"train": Endless(), "validation": PAIR}, "train: reading Endless failed: TypeError"),
+    "text": (
+        {"train": ("a", "b"), "validation": PAIR},
+        "train: found str and str, accepted are tensors or arrays",
+    ),
+    "a broken Dataset": (
+        {"train": Broken(), "validation": PAIR},
+        "train: reading Broken failed: OSError: sample 0: the disk",
+    ),
+    "a stream": (
+        {"train": Endless(), "validation": PAIR},
+        "train: reading Endless failed: TypeError",
+    ),
 }
 
 
@@ -102,7 +141,9 @@ def test_data_of_the_wrong_form_is_refused_in_one_line(load: Load, kind: str) ->
 
 
 def test_a_loader_that_fails_is_told_in_one_line(load: Load) -> None:
-    with pytest.raises(DataError, match=r"failing failed: FileNotFoundError: no such file: train\.bin") as refused:
+    with pytest.raises(
+        DataError, match=r"failing failed: FileNotFoundError: no such file: train\.bin"
+    ) as refused:
         load(failing)
     assert isinstance(refused.value.__cause__, FileNotFoundError)
     with pytest.raises(DataError, match="asking_too_much failed: TypeError"):
@@ -110,7 +151,9 @@ def test_a_loader_that_fails_is_told_in_one_line(load: Load) -> None:
 
 
 @pytest.mark.parametrize("function", [arrays, datasets])
-def test_arrays_and_datasets_are_read_as_tensors_are(load: Load, function: Callable[..., Any]) -> None:
+def test_arrays_and_datasets_are_read_as_tensors_are(
+    load: Load, function: Callable[..., Any]
+) -> None:
     expected, found = load(tensors), load(function)
     for split in ("train", "validation", "test"):
         assert torch.equal(getattr(found, split).inputs, getattr(expected, split).inputs)
@@ -126,14 +169,18 @@ def test_the_data_says_what_a_model_needs_to_know(load: Load) -> None:
 
 
 def mapped(root: str) -> dict[str, Any]:
-    """The splits of ``tensors``, their training inputs mapped from a file that may not be written."""
+    """The splits of ``tensors``, their training inputs mapped from a file that may not be
+    written.
+    """
     splits = tensors()
     inputs, targets = splits["train"]
     np.save(f"{root}/inputs.npy", inputs.numpy())
     return {**splits, "train": (np.load(f"{root}/inputs.npy", mmap_mode="r"), targets)}
 
 
-def test_a_mapped_split_stays_in_its_file_and_is_not_taken_for_resident(load: Load, tmp_path: Path) -> None:
+def test_a_mapped_split_stays_in_its_file_and_is_not_taken_for_resident(
+    load: Load, tmp_path: Path
+) -> None:
     data = load(mapped, root=str(tmp_path))
     assert data.is_mapped
     assert not fits_on(torch.device("cpu"), data)
@@ -158,7 +205,10 @@ def test_a_transform_makes_what_the_model_sees(load: Load) -> None:
 
 
 def order(*, total_steps: int = 7, first_step: int = 0, seed: int = 5) -> list[list[int]]:
-    return [each.tolist() for each in sample_order(20, 6, total_steps, seed, first_step=first_step, device=CPU)]
+    return [
+        each.tolist()
+        for each in sample_order(20, 6, total_steps, seed, first_step=first_step, device=CPU)
+    ]
 
 
 def test_an_epoch_shows_each_sample_at_most_once_and_leaves_the_incomplete_batch_out() -> None:

@@ -39,19 +39,44 @@ from autotune.training.device import (
     synchronizer,
 )
 
-CPU_ONLY = Capabilities(num_cpus=4, num_gpus=0, gpu_name=None, compute_capability=None, has_compiler=True, has_torchao=True)
+CPU_ONLY = Capabilities(
+    num_cpus=4,
+    num_gpus=0,
+    gpu_name=None,
+    compute_capability=None,
+    has_compiler=True,
+    has_torchao=True,
+)
 BARE = replace(CPU_ONLY, has_compiler=False, has_torchao=False)
-OLD_GPU = Capabilities(num_cpus=4, num_gpus=1, gpu_name="NVIDIA T4", compute_capability=(7, 5), has_compiler=True, has_torchao=True)
-NEW_GPUS = Capabilities(num_cpus=4, num_gpus=2, gpu_name="NVIDIA H200", compute_capability=(9, 0), has_compiler=True, has_torchao=True)
+OLD_GPU = Capabilities(
+    num_cpus=4,
+    num_gpus=1,
+    gpu_name="NVIDIA T4",
+    compute_capability=(7, 5),
+    has_compiler=True,
+    has_torchao=True,
+)
+NEW_GPUS = Capabilities(
+    num_cpus=4,
+    num_gpus=2,
+    gpu_name="NVIDIA H200",
+    compute_capability=(9, 0),
+    has_compiler=True,
+    has_torchao=True,
+)
 MAC = replace(CPU_ONLY, other_devices={"mps": 1})
 RADEON = replace(NEW_GPUS, gpu_name="AMD Instinct MI300X", compute_capability=None)
 NO_TORCHAO = "precision.float8 needs torchao, which is not installed (pip install 'autotune[fp8]')"
 FOR_GPUS = "{} is for GPUs, and this training runs on the CPU"
 
-NO_SHARED_MEMORY = "out of resource: triton_mm Required: 262144 Hardware limit:232448 Reducing block sizes or `num_stages` may help."
+NO_SHARED_MEMORY = (
+    "out of resource: triton_mm Required: 262144 Hardware limit:232448 Reducing block sizes or"
+    " `num_stages` may help."
+)
 NCCL_FAILED = (
-    "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:275, unhandled cuda error (run with NCCL_DEBUG=INFO for details), "
-    "NCCL version 2.20.5\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:"
+    "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:275, unhandled cuda error (run"
+    " with NCCL_DEBUG=INFO for details), NCCL version 2.20.5\nncclUnhandledCudaError: Call to CUDA"
+    " function failed.\nLast error:"
 )
 
 
@@ -72,20 +97,75 @@ MakeConfig = Callable[..., TrialConfig]
     ("overrides", "device", "capabilities", "reason"),
     [
         ((), "cuda", CPU_ONLY, "device=cuda needs a GPU, and there is none"),
-        ((), "cuda", replace(CPU_ONLY, no_gpu_reason="too old"), "device=cuda needs a GPU, and torch sees none: too old"),
+        (
+            (),
+            "cuda",
+            replace(CPU_ONLY, no_gpu_reason="too old"),
+            "device=cuda needs a GPU, and torch sees none: too old",
+        ),
         ((), "mps", NEW_GPUS, "device=mps needs Apple's GPU, and torch sees none"),
         ((), "mps", MAC, None),
-        (("runtime.cuda_graph=true",), "mps", MAC, "runtime.cuda_graph is for CUDA GPUs, and this training runs with device=mps"),
-        (("precision=bf16",), "auto", OLD_GPU, "bfloat16 needs CUDA compute capability 8.0, and NVIDIA T4 has 7.5"),
-        (("parallelism.num_workers=3",), "auto", NEW_GPUS, "parallelism.num_workers=3 needs as many GPUs, and there are 2"),
-        (("precision=tf32",), "cuda", OLD_GPU, "TensorFloat-32 needs CUDA compute capability 8.0, and NVIDIA T4 has 7.5"),
-        (("precision=fp8",), "cuda", OLD_GPU, "float8 needs CUDA compute capability 8.9, and NVIDIA T4 has 7.5"),
+        (
+            ("runtime.cuda_graph=true",),
+            "mps",
+            MAC,
+            "runtime.cuda_graph is for CUDA GPUs, and this training runs with device=mps",
+        ),
+        (
+            ("precision=bf16",),
+            "auto",
+            OLD_GPU,
+            "bfloat16 needs CUDA compute capability 8.0, and NVIDIA T4 has 7.5",
+        ),
+        (
+            ("parallelism.num_workers=3",),
+            "auto",
+            NEW_GPUS,
+            "parallelism.num_workers=3 needs as many GPUs, and there are 2",
+        ),
+        (
+            ("precision=tf32",),
+            "cuda",
+            OLD_GPU,
+            "TensorFloat-32 needs CUDA compute capability 8.0, and NVIDIA T4 has 7.5",
+        ),
+        (
+            ("precision=fp8",),
+            "cuda",
+            OLD_GPU,
+            "float8 needs CUDA compute capability 8.9, and NVIDIA T4 has 7.5",
+        ),
         (("precision=fp8",), "cuda", replace(NEW_GPUS, has_torchao=False), NO_TORCHAO),
-        (("runtime.compile=default",), "cpu", BARE, "runtime.compile=default needs a C++ compiler, and there is none"),
-        (("precision=fp8",), "cpu", CPU_ONLY, "precision.float8 is for GPUs, and this training runs on the CPU"),
-        (("precision=tf32",), "cpu", CPU_ONLY, "precision.float32_precision=tf32 is for GPUs, and this training runs on the CPU"),
-        (("runtime.cuda_graph=true",), "auto", CPU_ONLY, "runtime.cuda_graph is for GPUs, and this training runs on the CPU"),
-        (("runtime.compile=reduce-overhead",), "cpu", NEW_GPUS, FOR_GPUS.format("runtime.compile=reduce-overhead")),
+        (
+            ("runtime.compile=default",),
+            "cpu",
+            BARE,
+            "runtime.compile=default needs a C++ compiler, and there is none",
+        ),
+        (
+            ("precision=fp8",),
+            "cpu",
+            CPU_ONLY,
+            "precision.float8 is for GPUs, and this training runs on the CPU",
+        ),
+        (
+            ("precision=tf32",),
+            "cpu",
+            CPU_ONLY,
+            "precision.float32_precision=tf32 is for GPUs, and this training runs on the CPU",
+        ),
+        (
+            ("runtime.cuda_graph=true",),
+            "auto",
+            CPU_ONLY,
+            "runtime.cuda_graph is for GPUs, and this training runs on the CPU",
+        ),
+        (
+            ("runtime.compile=reduce-overhead",),
+            "cpu",
+            NEW_GPUS,
+            FOR_GPUS.format("runtime.compile=reduce-overhead"),
+        ),
         (("precision=fp8",), "cuda", NEW_GPUS, None),
         (("precision=fp8",), "cuda", RADEON, None),
         (("precision=tf32", "runtime.cuda_graph=true"), "auto", NEW_GPUS, None),
@@ -93,7 +173,11 @@ MakeConfig = Callable[..., TrialConfig]
     ],
 )
 def test_what_a_machine_cannot_run_has_a_reason(
-    trial_config: MakeConfig, overrides: tuple[str, ...], device: str, capabilities: Capabilities, reason: str | None
+    trial_config: MakeConfig,
+    overrides: tuple[str, ...],
+    device: str,
+    capabilities: Capabilities,
+    reason: str | None,
 ) -> None:
     assert unsupported(trial_config(*overrides, device=device), capabilities) == reason
 
@@ -105,9 +189,12 @@ def test_auto_takes_a_gpu_where_there_is_one(trial_config: MakeConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("build", "variable"), [("cuda", "CUDA_VISIBLE_DEVICES"), ("hip", "HIP_VISIBLE_DEVICES"), ("xpu", "ZE_AFFINITY_MASK")]
+    ("build", "variable"),
+    [("cuda", "CUDA_VISIBLE_DEVICES"), ("hip", "HIP_VISIBLE_DEVICES"), ("xpu", "ZE_AFFINITY_MASK")],
 )
-def test_a_process_is_limited_to_gpus_by_the_variable_of_their_vendor(build: str, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_is_limited_to_gpus_by_the_variable_of_their_vendor(
+    build: str, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(capabilities, "torch_build", lambda: {build: "1.0"})
     monkeypatch.setenv(variable, "3,5,6")
     assert visible_devices_environment(visible_devices(2)) == {variable: "3,5"}
@@ -118,19 +205,56 @@ def test_a_process_is_limited_to_gpus_by_the_variable_of_their_vendor(build: str
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB"), True),
         (MemoryError(), True),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), True),
+        (
+            RuntimeError(
+                "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"
+                " bytes"
+            ),
+            True,
+        ),
         (RuntimeError("CUDA error: out of memory"), True),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (
+            RuntimeError(
+                "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+            ),
+            True,
+        ),
         (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), True),
         (RuntimeError("GET was unable to find an engine to execute this computation"), True),
         (RuntimeError("Unable to find a valid cuDNN algorithm to run convolution"), True),
-        (OutOfResources("out of resource: shared memory, Required: 147456, Hardware limit: 101376. Reducing block sizes may help."), True),
-        (InductorError(RuntimeError(f"No valid triton configs. OutOfMemoryError: {NO_SHARED_MEMORY}"), None), True),
+        (
+            OutOfResources(
+                "out of resource: shared memory, Required: 147456, Hardware limit: 101376. Reducing"
+                " block sizes may help."
+            ),
+            True,
+        ),
+        (
+            InductorError(
+                RuntimeError(f"No valid triton configs. OutOfMemoryError: {NO_SHARED_MEMORY}"), None
+            ),
+            True,
+        ),
         (DistBackendError(f"{NCCL_FAILED}\nFailed to CUDA calloc async 608 bytes"), True),
         (DistBackendError(f"{NCCL_FAILED}\nCuda failure 999 'unknown error'"), False),
-        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes."), True),
-        (RuntimeError("unable to mmap 1024 bytes from file </torch_7_1_0>: Cannot allocate memory (12)"), True),
-        (caused(ValueError("the batch failed"), by=torch.OutOfMemoryError("CUDA out of memory.")), True),
+        (
+            RuntimeError(
+                "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes."
+            ),
+            True,
+        ),
+        (
+            RuntimeError(
+                "unable to mmap 1024 bytes from file </torch_7_1_0>: Cannot allocate memory (12)"
+            ),
+            True,
+        ),
+        (
+            caused(
+                ValueError("the batch failed"), by=torch.OutOfMemoryError("CUDA out of memory.")
+            ),
+            True,
+        ),
         (caused(caused(RuntimeError("backward failed"), by=ValueError("no")), by=None), False),
         (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"), False),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
@@ -142,10 +266,15 @@ def test_errors_that_say_memory_ran_out_are_known(error: BaseException, says: bo
 
 
 @pytest.mark.parametrize(("free", "says"), [(1, True), (50, False)])
-def test_an_error_of_a_library_is_for_want_of_memory_if_hardly_any_is_left(monkeypatch: pytest.MonkeyPatch, free: int, says: bool) -> None:
+def test_an_error_of_a_library_is_for_want_of_memory_if_hardly_any_is_left(
+    monkeypatch: pytest.MonkeyPatch, free: int, says: bool
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 100))
-    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling")) is says
+    assert (
+        is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling"))
+        is says
+    )
 
 
 def test_an_error_met_while_memory_had_run_out_is_for_want_of_memory() -> None:
@@ -153,7 +282,8 @@ def test_an_error_met_while_memory_had_run_out_is_for_want_of_memory() -> None:
         try:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         except torch.OutOfMemoryError:
-            raise ValueError("cleaning up failed")  # noqa: B904  # as a library that does not say from what
+            # as a library that does not say from what
+            raise ValueError("cleaning up failed")  # noqa: B904
 
     with pytest.raises(ValueError, match="cleaning up") as raised:
         fail()
@@ -163,7 +293,9 @@ def test_an_error_met_while_memory_had_run_out_is_for_want_of_memory() -> None:
 
 
 @pytest.mark.parametrize(("platform", "num_bytes"), [("linux", 1024), ("darwin", 1)])
-def test_the_peak_of_resident_memory_is_in_bytes_on_every_system(platform: str, num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peak_of_resident_memory_is_in_bytes_on_every_system(
+    platform: str, num_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=7_000_000))
     assert peak_memory_bytes(torch.device("cpu")) == 7_000_000 * num_bytes
@@ -174,7 +306,11 @@ def test_the_peak_of_resident_memory_is_in_bytes_on_every_system(platform: str, 
     [
         ("auto", NEW_GPUS, "NVIDIA H200"),
         ("auto", CPU_ONLY, "the CPU: torch sees no GPU"),
-        ("auto", replace(CPU_ONLY, no_gpu_reason="the driver is too old"), "the CPU: the driver is too old"),
+        (
+            "auto",
+            replace(CPU_ONLY, no_gpu_reason="the driver is too old"),
+            "the CPU: the driver is too old",
+        ),
         ("cpu", OLD_GPU, "the CPU: device=cpu leaves the GPU idle"),
         ("auto", MAC, "the CPU: Apple's GPU is used with device=mps only"),
         ("mps", MAC, "Apple's GPU (mps)"),
@@ -190,16 +326,36 @@ def test_the_device_and_why_it_is_no_better_one_are_a_line(
     ("build", "has_driver", "visible", "reason"),
     [
         ({"cuda": "13.0"}, False, None, None),
-        ({}, True, None, f"torch {torch.__version__} is built for the CPU, and here is the driver of NVIDIA GPUs"),
+        (
+            {},
+            True,
+            None,
+            (
+                f"torch {torch.__version__} is built for the CPU, and here is the driver of NVIDIA"
+                " GPUs"
+            ),
+        ),
         ({"cuda": "13.0"}, True, "-1", "CUDA_VISIBLE_DEVICES=-1 hides the GPUs"),
-        ({"cuda": "13.0"}, True, None, "The NVIDIA driver on your system is too old (found version 11040)"),
+        (
+            {"cuda": "13.0"},
+            True,
+            None,
+            "The NVIDIA driver on your system is too old (found version 11040)",
+        ),
     ],
 )
 def test_why_torch_sees_none_of_the_gpus_that_are_there_is_said(
-    build: dict[str, str], has_driver: bool, visible: str | None, reason: str | None, monkeypatch: pytest.MonkeyPatch
+    build: dict[str, str],
+    has_driver: bool,
+    visible: str | None,
+    reason: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def init() -> None:
-        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver ...")
+        raise RuntimeError(
+            "The NVIDIA driver on your system is too old (found version 11040). Please update your"
+            " GPU driver ..."
+        )
 
     monkeypatch.setattr(device_module, "_DRIVER_FILES", (__file__,) if has_driver else ())
     for module in (device_module, capabilities):
@@ -216,17 +372,31 @@ def test_why_torch_sees_none_of_the_gpus_that_are_there_is_said(
     assert str(raised.value) == f"device: found cuda, and {why}; use auto or cpu"
 
 
-def test_gpus_of_several_kinds_count_as_the_weakest_and_are_warned_of(trial_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    cards = [SimpleNamespace(name=name, major=major, minor=minor, uuid="a") for name, major, minor in (("H200", 9, 0), ("T4", 7, 5))]
+def test_gpus_of_several_kinds_count_as_the_weakest_and_are_warned_of(
+    trial_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards = [
+        SimpleNamespace(name=name, major=major, minor=minor, uuid="a")
+        for name, major, minor in (("H200", 9, 0), ("T4", 7, 5))
+    ]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: cards[device if isinstance(device, int) else 0])
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: cards[device if isinstance(device, int) else 0],
+    )
     here = local_capabilities()
     assert (here.num_gpus, here.gpu_name, here.gpu_kinds) == (2, "T4", ("H200", "T4"))
-    assert unsupported(trial_config("precision=bf16", device="auto"), here) == "bfloat16 needs CUDA compute capability 8.0, and T4 has 7.5"
-    assert several_kinds(trial_config(device="auto"), here) == (
-        "trainings are timed on GPUs of several kinds, whose times do not compare: H200, T4; CUDA_VISIBLE_DEVICES chooses some of a "
-        "machine's, cluster.accelerator_type the machines of a cluster that have one kind"
+    assert (
+        unsupported(trial_config("precision=bf16", device="auto"), here)
+        == "bfloat16 needs CUDA compute capability 8.0, and T4 has 7.5"
+    )
+    assert (
+        several_kinds(trial_config(device="auto"), here)
+        == "trainings are timed on GPUs of several kinds, whose times do not compare: H200, T4;"
+        " CUDA_VISIBLE_DEVICES chooses some of a machine's, cluster.accelerator_type the"
+        " machines of a cluster that have one kind"
     )
     assert several_kinds(trial_config(device="cpu"), here) is None
     assert several_kinds(trial_config(device="auto"), NEW_GPUS) is None
@@ -235,9 +405,13 @@ def test_gpus_of_several_kinds_count_as_the_weakest_and_are_warned_of(trial_conf
 
 
 @pytest.mark.parametrize(("kind", "build"), [("mps", {}), ("xpu", {"xpu": "20250101"})])
-def test_a_gpu_of_apple_or_intel_is_used_where_it_is_asked_for(kind: str, build: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_of_apple_or_intel_is_used_where_it_is_asked_for(
+    kind: str, build: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = torch.get_device_module(kind)
-    with pytest.raises(ConfigError, match=f"device: found {kind}, and torch sees no such device here"):
+    with pytest.raises(
+        ConfigError, match=f"device: found {kind}, and torch sees no such device here"
+    ):
         pick_device(kind)
     monkeypatch.setattr(module, "is_available", lambda: True)
     monkeypatch.setattr(module, "device_count", lambda: 1)
@@ -247,7 +421,12 @@ def test_a_gpu_of_apple_or_intel_is_used_where_it_is_asked_for(kind: str, build:
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 7)
     device = pick_device(kind)
     synchronizer(device)()
-    assert (device.type, waited, peak_memory_bytes(device), device_kind(device)) == (kind, [device], 7, kind)
+    assert (device.type, waited, peak_memory_bytes(device), device_kind(device)) == (
+        kind,
+        [device],
+        7,
+        kind,
+    )
     assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert local_capabilities().other_devices == {kind: 1}
 
@@ -267,13 +446,17 @@ class Cycle:
         self.itself, self.tensor = self, torch.zeros(1)
 
 
-def test_a_reset_frees_what_reference_cycles_hold_before_it_empties_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reset_frees_what_reference_cycles_hold_before_it_empties_the_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     kept = weakref.ref(Cycle().tensor)
     reset_device(torch.device("cpu"))
     assert kept() is None
     kept, said = weakref.ref(Cycle().tensor), []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: said.append(kept() is None))
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: said.append(device.type == "cuda"))
+    monkeypatch.setattr(
+        torch.cuda, "reset_peak_memory_stats", lambda device: said.append(device.type == "cuda")
+    )
     reset_device(torch.device("cuda"))
     assert said == [True, True]
 
@@ -298,7 +481,9 @@ def test_a_gpu_is_picked_and_measured() -> None:
         ({"cpu/cpu.cfs_quota_us": "150000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1.5),
     ],
 )
-def test_a_quota_of_cpu_time_is_seen(tmp_path: Path, files: dict[str, str], quota: float | None) -> None:
+def test_a_quota_of_cpu_time_is_seen(
+    tmp_path: Path, files: dict[str, str], quota: float | None
+) -> None:
     for name, content in files.items():
         path = tmp_path / "root" / name
         path.parent.mkdir(parents=True, exist_ok=True)

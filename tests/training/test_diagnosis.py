@@ -1,4 +1,6 @@
-"""What is measured of a machine: each rate is there, of the right thing, and what fails is a reason; none is compared with a number."""
+"""What is measured of a machine: each rate is there, of the right thing, and what fails is a
+reason; none is compared with a number.
+"""
 
 import multiprocessing
 
@@ -20,7 +22,9 @@ def test_the_machine_is_plain_data() -> None:
     assert len(machine["gpus"]) == torch.cuda.device_count()
 
 
-def test_products_and_copies_have_rates_and_what_fails_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_and_copies_have_rates_and_what_fails_a_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     before = torch.get_float32_matmul_precision()
     products = list(product_rates(CPU, 0.001))
     assert [rate.what.split()[0] for rate in products] == ["fp32", "bf16", "fp16"]
@@ -33,24 +37,32 @@ def test_products_and_copies_have_rates_and_what_fails_a_reason(monkeypatch: pyt
         raise RuntimeError
 
     monkeypatch.setattr(torch, "randn", no_numbers)
-    assert {(rate.reason, rate.per_second) for rate in product_rates(CPU, 0)} == {("RuntimeError", None)}
+    assert {(rate.reason, rate.per_second) for rate in product_rates(CPU, 0)} == {
+        ("RuntimeError", None)
+    }
 
 
 @pytest.mark.slow
 def test_processes_add_up() -> None:
     rates = list(all_reduce_rates("cpu", 2, 0))
-    assert [rate.what for rate in rates] == [f"2 processes, gloo, {size} MiB" for size in ("0.0625", "1", "16")]
+    assert [rate.what for rate in rates] == [
+        f"2 processes, gloo, {size} MiB" for size in ("0.0625", "1", "16")
+    ]
     first = rates[0]
     assert first.seconds
-    assert first.per_second == pytest.approx(2**16 / first.seconds)  # 2 (n - 1) / n of two processes is one
+    # 2 (n - 1) / n of two processes is one
+    assert first.per_second == pytest.approx(2**16 / first.seconds)
     assert multiprocessing.active_children() == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fails", ["crash", "hang"])
-def test_processes_that_crash_or_hang_are_told_and_ended(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+def test_processes_that_crash_or_hang_are_told_and_ended(
+    monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
     if fails == "crash":
-        monkeypatch.setenv("PYTHONHOME", "/no/such/folder")  # new processes end before they run anything
+        # new processes end before they run anything
+        monkeypatch.setenv("PYTHONHOME", "/no/such/folder")
     else:
         monkeypatch.setattr(diagnosis, "START_SECONDS", 0.0)
     (failure,) = all_reduce_rates("cpu", 2, 0)

@@ -1,4 +1,6 @@
-"""Energy meters over counters that a test sets: RAPL files in a folder, and a driver that says what it is told."""
+"""Energy meters over counters that a test sets: RAPL files in a folder, and a driver that says
+what it is told.
+"""
 
 import math
 import multiprocessing
@@ -24,7 +26,9 @@ from tests.support.nvml import Driver, Gpu
 MakeConfig = Callable[..., TrialConfig]
 
 
-def zone(folder: Path, number: str, name: str, microjoules: int, wraps_at: int = 1_000_000_000) -> Path:
+def zone(
+    folder: Path, number: str, name: str, microjoules: int, wraps_at: int = 1_000_000_000
+) -> Path:
     made = folder / f"intel-rapl:{number}"
     made.mkdir(parents=True)
     (made / "name").write_text(f"{name}\n")
@@ -36,13 +40,21 @@ def zone(folder: Path, number: str, name: str, microjoules: int, wraps_at: int =
 def used(zone: Path, microjoules: int) -> None:
     """The zone's counter goes on, and wraps around where it must."""
     wraps_at = int((zone / "max_energy_range_uj").read_text())
-    (zone / "energy_uj").write_text(f"{(int((zone / 'energy_uj').read_text()) + microjoules) % wraps_at}\n")
+    (zone / "energy_uj").write_text(
+        f"{(int((zone / 'energy_uj').read_text()) + microjoules) % wraps_at}\n"
+    )
 
 
 def test_packages_are_counted_and_their_parts_and_the_platform_are_not(tmp_path: Path) -> None:
     zones = [
         zone(tmp_path, number, name, 5_000_000)
-        for number, name in (("0", "package-0"), ("0:0", "core"), ("0:1", "dram"), ("1", "package-1"), ("2", "psys"))
+        for number, name in (
+            ("0", "package-0"),
+            ("0:0", "core"),
+            ("0:1", "dram"),
+            ("1", "package-1"),
+            ("2", "psys"),
+        )
     ]
     meter = RaplMeter(tmp_path)
     assert meter() == 0.0
@@ -88,7 +100,9 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, content: dict[str, str], me
 def test_a_gpus_counter_is_in_millijoules(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu("1", millijoules=12_345_678)
     Driver(monkeypatch, gpu)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1"))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1")
+    )
     meter = energy_meter(torch.device("cuda"))
     assert meter is not None
     assert meter() == 12_345.678
@@ -104,9 +118,13 @@ def test_a_gpus_counter_is_in_millijoules(monkeypatch: pytest.MonkeyPatch) -> No
         ([], "NVML of GPU 1: Driver Not Loaded"),
     ],
 )
-def test_a_driver_that_does_not_tell_is_said(cards: list[Gpu], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_does_not_tell_is_said(
+    cards: list[Gpu], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Driver(monkeypatch, *cards)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1"))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1")
+    )
     assert energy_meter(torch.device("cuda")) is None
     assert energy_fault("cuda") == message
     assert energy_fault("mps") == "devices of type mps have no meter here"
@@ -139,7 +157,9 @@ def uses_joules(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_training_counts_the_joules_of_its_phases(trial_config: MakeConfig) -> None:
     evaluations: list[Evaluation] = list(train(trial_config("epochs=3", "target.value=2")))
     assert [each.build_joules for each in evaluations] == [pytest.approx(5)] * 3
-    assert [each.energy_joules for each in evaluations] == [pytest.approx(7 + 5 * each) for each in (1, 2, 3)]
+    assert [each.energy_joules for each in evaluations] == [
+        pytest.approx(7 + 5 * each) for each in (1, 2, 3)
+    ]
     assert Energy(num_trainings=10).lower_bound(evaluations[-1]) == pytest.approx(0.5 + 22)
 
 
@@ -159,7 +179,12 @@ def _sum_as_rank(rank: int, machine: int, port: int, told: Connection) -> None:
     store = TCPStore("127.0.0.1", port, is_master=False)
     with joined(store, rank=rank, size=3, device=torch.device("cpu")) as ranks:
         own = (10.0 ** (rank + 1), None if rank == 1 else 1.0)
-        told.send({device: joules_of_all(own, torch.device(device), ranks, machine) for device in ("cpu", "cuda")})
+        told.send(
+            {
+                device: joules_of_all(own, torch.device(device), ranks, machine)
+                for device in ("cpu", "cuda")
+            }
+        )
 
 
 @pytest.mark.slow
@@ -168,12 +193,16 @@ def test_ranks_sum_their_gpus_and_count_each_machines_cpu_once() -> None:
     pipes = [context.Pipe(duplex=False) for _ in range(3)]
     machines = (7, 7, 8)
     others = [
-        context.Process(target=_sum_as_rank, args=(rank, machines[rank], store.port, theirs), daemon=True)
+        context.Process(
+            target=_sum_as_rank, args=(rank, machines[rank], store.port, theirs), daemon=True
+        )
         for rank, (_, theirs) in enumerate(pipes)
     ]
     for each in others:
         each.start()
-    assert [ours.recv() for ours, _ in pipes] == [{"cpu": (1010.0, 2.0), "cuda": (1110.0, None)}] * 3
+    assert [ours.recv() for ours, _ in pipes] == [
+        {"cpu": (1010.0, 2.0), "cuda": (1110.0, None)}
+    ] * 3
     for each in others:
         each.join(10)
 

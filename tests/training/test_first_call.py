@@ -1,4 +1,7 @@
-"""What a process pays once for a training function, and how often it calls it; a clock of the tests' own tells."""
+"""What a process pays once for a training function, and how often it calls it.
+
+A clock of the tests' own tells.
+"""
 
 import importlib
 import sys
@@ -23,7 +26,9 @@ IMPORT, SET_UP, STEPS = 1_000.0, 100.0, 10.0
 
 @dataclass
 class Process:
-    """What is told of a process: its clock, in place of the ``time`` module, and what the functions below did."""
+    """What is told of a process: its clock, in place of the ``time`` module, and what the
+    functions below did.
+    """
 
     now: float = 0.0
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -44,12 +49,16 @@ sys.modules["{__name__}"].PROCESS.now += {IMPORT}
 
 @pytest.fixture(autouse=True)
 def process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Process]:
-    """A process in which no training function was called, and two modules, one of which imports the other, were not imported."""
+    """A process in which no training function was called, and two modules, one of which imports
+    the other, were not imported.
+    """
     PROCESS.__dict__.update(vars(Process()))
     monkeypatch.setattr("autotune.measurement.time", PROCESS)
     monkeypatch.setattr("autotune.training.first_call._paid", {})
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "inner_library.py").write_text(f"import sys\nnothing = None\nsys.modules[{__name__!r}].PROCESS.now += {IMPORT}\n")
+    (tmp_path / "inner_library.py").write_text(
+        f"import sys\nnothing = None\nsys.modules[{__name__!r}].PROCESS.now += {IMPORT}\n"
+    )
     (tmp_path / "library.py").write_text(MODULE.format(inner="inner_library"))
     importlib.invalidate_caches()
     finders = [*sys.meta_path]
@@ -62,7 +71,11 @@ def process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Process
 def lazy(report: Callable[..., None], clock: TrainingClock, num_evaluations: int = 2) -> None:
     """Imports a library and sets something up when it is first called, and trains."""
     PROCESS.calls.append(
-        {"random": (float(torch.rand(1)), float(np.random.rand())), "threads": torch.get_num_threads(), "folder": Path.cwd()}
+        {
+            "random": (float(torch.rand(1)), float(np.random.rand())),
+            "threads": torch.get_num_threads(),
+            "folder": Path.cwd(),
+        }
     )
     import library  # noqa: F401  # one of the fixture's
 
@@ -106,12 +119,20 @@ def test_a_process_that_is_reused_calls_it_once_before_it_counts(own: MakeConfig
     for _ in range(3):
         ended = last(own(lazy, _reuse_process_=True))
         assert (ended.train_seconds, ended.evaluate_seconds) == (2 * STEPS, 6)
-        assert ended.build_seconds == 2 * IMPORT + SET_UP + STEPS + 3, "all of the first call, up to its first report"
+        assert ended.build_seconds == 2 * IMPORT + SET_UP + STEPS + 3, (
+            "all of the first call, up to its first report"
+        )
     assert len(PROCESS.calls) == 4
 
 
-def test_imports_of_installed_libraries_are_paid_by_no_training(own: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imports_of_installed_libraries_are_paid_by_no_training(
+    own: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("autotune.training.first_call._LIBRARY_FOLDERS", (str(tmp_path),))
     first, *others = (last(own(lazy)) for _ in range(3))
     assert [each.build_seconds for each in (first, *others)] == [0] * 3
-    assert [each.train_seconds for each in (first, *others)] == [2 * STEPS + SET_UP, 2 * STEPS, 2 * STEPS]
+    assert [each.train_seconds for each in (first, *others)] == [
+        2 * STEPS + SET_UP,
+        2 * STEPS,
+        2 * STEPS,
+    ]

@@ -1,4 +1,6 @@
-"""Values of a stranger's experiment, recording or checkpoint end as values: none becomes code, a comment's next line, or a formula."""
+"""Values of a stranger's experiment, recording or checkpoint end as values: none becomes code, a
+comment's next line, or a formula.
+"""
 
 import ast
 import csv
@@ -43,10 +45,19 @@ def _calls(source: str) -> set[str]:
 def test_an_arguments_name_does_not_become_code_in_a_script(config: TrialConfig) -> None:
     # torch.nn.Identity takes arguments of any name, so nothing before the script refuses this one
     model = {"_target_": "torch.nn.Identity", "a=__import__('os').system('touch owned'), b": 1}
-    with pytest.raises(ConfigError, match=r"model: found the argument .*; accepted in a stand-alone script is the name of a Python"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"model: found the argument .*; accepted in a stand-alone script is the name of a"
+            r" Python"
+        ),
+    ):
         standalone_script(dataclasses.replace(config, model=model), num_threads=1)
     with pytest.raises(ConfigError, match="found the argument 'lambda'"):
-        standalone_script(dataclasses.replace(config, model={"_target_": "torch.nn.Identity", "lambda": 1}), num_threads=1)
+        standalone_script(
+            dataclasses.replace(config, model={"_target_": "torch.nn.Identity", "lambda": 1}),
+            num_threads=1,
+        )
 
 
 def test_a_comment_does_not_become_code_in_a_script(config: TrialConfig) -> None:
@@ -62,8 +73,12 @@ def test_a_value_does_not_become_code_in_a_script(text: str) -> None:
     config = Composer(["experiment=cnn"]).compose().trial
     target = dataclasses.replace(config.target, metric=text + EVIL)
     model = {"_target_": "torch.nn.Identity", "a": text + EVIL, "b": [text, {text: EVIL}]}
-    plain = standalone_script(dataclasses.replace(config, model={**model, "a": "a", "b": []}), num_threads=1)
-    script = standalone_script(dataclasses.replace(config, model=model, target=target), num_threads=1)
+    plain = standalone_script(
+        dataclasses.replace(config, model={**model, "a": "a", "b": []}), num_threads=1
+    )
+    script = standalone_script(
+        dataclasses.replace(config, model=model, target=target), num_threads=1
+    )
     assert _calls(script) == _calls(plain)
 
 
@@ -73,8 +88,12 @@ def test_an_arguments_name_does_not_become_a_key_of_best_arguments() -> None:
 
 
 def test_a_cell_of_trials_csv_is_no_formula(tmp_path: Path) -> None:
-    space = SearchSpace.from_mapping({"name": {"type": "choice", "choices": ["=cmd|' /C calc'!A0", "plain"]}}, "")
-    result = make_result(0, Outcome.ERRORED, values={"name": "=cmd|' /C calc'!A0"}, error='@SUM(1)*cmd|" /C calc"!A0')
+    space = SearchSpace.from_mapping(
+        {"name": {"type": "choice", "choices": ["=cmd|' /C calc'!A0", "plain"]}}, ""
+    )
+    result = make_result(
+        0, Outcome.ERRORED, values={"name": "=cmd|' /C calc'!A0"}, error='@SUM(1)*cmd|" /C calc"!A0'
+    )
     write_trials(tmp_path / "trials.csv", space, [result], {})
     (row,) = csv.DictReader((tmp_path / "trials.csv").read_text(encoding="utf-8").splitlines())
     assert row["name"].startswith("'=cmd|")
@@ -96,14 +115,28 @@ MODELS: list[Any] = [
     {},
     {"config": 3},
     {"config": {"model": {}, "views": {}}, "input_shape": [1], "num_classes": 2},
-    {"config": {"model": {"_target_": "os.system", "command": "touch owned"}, "views": {}}, "input_shape": [1], "num_classes": 2},
     {
-        "config": {"model": {"_target_": "torch.nn.Linear", "in_features": 1 << 20, "out_features": 1 << 20}, "views": {}},
+        "config": {"model": {"_target_": "os.system", "command": "touch owned"}, "views": {}},
         "input_shape": [1],
         "num_classes": 2,
     },
     {
-        "config": {"model": {"_target_": "torch.nn.Linear", "in_features": "a", "out_features": []}, "views": {}},
+        "config": {
+            "model": {
+                "_target_": "torch.nn.Linear",
+                "in_features": 1 << 20,
+                "out_features": 1 << 20,
+            },
+            "views": {},
+        },
+        "input_shape": [1],
+        "num_classes": 2,
+    },
+    {
+        "config": {
+            "model": {"_target_": "torch.nn.Linear", "in_features": "a", "out_features": []},
+            "views": {},
+        },
         "input_shape": 3,
         "num_classes": 2,
     },
@@ -111,7 +144,9 @@ MODELS: list[Any] = [
 
 
 @pytest.mark.parametrize("metadata", MODELS, ids=json.dumps)
-def test_a_checkpoint_makes_no_other_model_than_its_weights_and_calls_nothing(metadata: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_makes_no_other_model_than_its_weights_and_calls_nothing(
+    metadata: Any, tmp_path: Path
+) -> None:
     path = tmp_path / "w.safetensors"
     save_weights(path, {"weight": torch.zeros(2, 2), "bias": torch.zeros(2)}, metadata)
     with pytest.raises(AutotuneError) as refused:

@@ -18,13 +18,19 @@ from autotune.training.run import check_training, fingerprint, start_training
 NUM_TRAIN = 256
 
 
-def bright_images(num_classes: int = 2, noise: float = 1.0) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+def bright_images(
+    num_classes: int = 2, noise: float = 1.0
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Splits whose class is the images' brightness plus noise."""
     random_numbers = torch.Generator().manual_seed(1)
     splits = {}
     for name, size in (("train", NUM_TRAIN), ("validation", 100), ("test", 50)):
         targets = torch.arange(size) % num_classes
-        inputs = noise * torch.randn(size, 1, 8, 8, generator=random_numbers) + targets.float().view(-1, 1, 1, 1) - 0.5
+        inputs = (
+            noise * torch.randn(size, 1, 8, 8, generator=random_numbers)
+            + targets.float().view(-1, 1, 1, 1)
+            - 0.5
+        )
         splits[name] = (inputs, targets)
     return splits
 
@@ -39,13 +45,23 @@ MakeConfig = Callable[..., TrialConfig]
 
 @pytest.fixture
 def toy(trial_config: MakeConfig) -> MakeConfig:
-    """Makes configurations of the toy data and a net of 1 convolution, whose target no training reaches."""
+    """Makes configurations of the toy data and a net of 1 convolution, whose target no training
+    reaches.
+    """
 
-    def make(*overrides: str, target: float = 2.0, max_train_seconds: float = 1000.0, **fields: Any) -> TrialConfig:
+    def make(
+        *overrides: str, target: float = 2.0, max_train_seconds: float = 1000.0, **fields: Any
+    ) -> TrialConfig:
         values: dict[str, Any] = {
             "data": {"_target_": f"{__name__}.bright_images"},
-            "model": {"_target_": "autotune.workloads.simple_cnn.SimpleCNN", "widths": [4], "norm": "batch"},
-            "target": Target(metric="accuracy", value=target, mode="max", max_train_seconds=max_train_seconds),
+            "model": {
+                "_target_": "autotune.workloads.simple_cnn.SimpleCNN",
+                "widths": [4],
+                "norm": "batch",
+            },
+            "target": Target(
+                metric="accuracy", value=target, mode="max", max_train_seconds=max_train_seconds
+            ),
             "allowed_targets": (__name__,),
             "batch_size": 32,
             "epochs": 2,
@@ -122,7 +138,9 @@ def test_a_seed_gives_the_same_numbers_and_another_seed_others(toy: MakeConfig) 
     assert all(a != b for a, b in zip(first, other, strict=True))
 
 
-def test_the_clock_stands_still_while_the_training_is_suspended(toy: MakeConfig, ticking: Ticking) -> None:
+def test_the_clock_stands_still_while_the_training_is_suspended(
+    toy: MakeConfig, ticking: Ticking
+) -> None:
     config = toy(epochs=3)
     undisturbed = run(config)
     suspended = []
@@ -131,19 +149,28 @@ def test_the_clock_stands_still_while_the_training_is_suspended(toy: MakeConfig,
         ticking.now += 1e6
 
     def clocks(evaluations: list[Evaluation]) -> list[tuple[float, ...]]:
-        return [(each.build_seconds, each.prepare_seconds, each.train_seconds, each.evaluate_seconds) for each in evaluations]
+        return [
+            (each.build_seconds, each.prepare_seconds, each.train_seconds, each.evaluate_seconds)
+            for each in evaluations
+        ]
 
     assert clocks(suspended) == clocks(undisturbed)
 
 
-def test_the_phases_sum_to_the_time_between_start_and_last_evaluation(toy: MakeConfig, ticking: Ticking) -> None:
+def test_the_phases_sum_to_the_time_between_start_and_last_evaluation(
+    toy: MakeConfig, ticking: Ticking
+) -> None:
     started = ticking.now + 1
     evaluations = run(toy(epochs=3))
     last = evaluations[-1]
     suspended = len(evaluations) - 1
-    measured = last.build_seconds + last.prepare_seconds + last.train_seconds + last.evaluate_seconds
+    measured = (
+        last.build_seconds + last.prepare_seconds + last.train_seconds + last.evaluate_seconds
+    )
     assert measured == ticking.now - started - suspended
-    assert min(last.build_seconds, last.prepare_seconds, last.train_seconds, last.evaluate_seconds) > 0
+    assert (
+        min(last.build_seconds, last.prepare_seconds, last.train_seconds, last.evaluate_seconds) > 0
+    )
 
 
 def returned(training: Generator[Evaluation, None, float | None]) -> float | None:
@@ -151,7 +178,8 @@ def returned(training: Generator[Evaluation, None, float | None]) -> float | Non
         try:
             next(training)
         except StopIteration as ended:
-            return ended.value  # type: ignore[no-any-return]  # what a generator returns is untyped in StopIteration
+            # what a generator returns is untyped in StopIteration
+            return ended.value  # type: ignore[no-any-return]
 
 
 def test_the_test_split_is_scored_only_where_asked_for(toy: MakeConfig) -> None:
@@ -166,13 +194,21 @@ def test_the_test_split_is_scored_only_where_asked_for(toy: MakeConfig) -> None:
     ("fields", "said"),
     [
         ({"model": {"_target_": "torch.nn.Linear", "in_features": 3}}, "model: Linear"),
-        ({"model": {"_target_": f"{__name__}.fraction_of_ten", "outputs": 1, "targets": 1}}, "model: .*returned Tensor"),
-        ({"optimizer": {"_target_": "torch.optim.SGD", "lr": -1}}, "optimizer: SGD.* Invalid learning rate"),
+        (
+            {"model": {"_target_": f"{__name__}.fraction_of_ten", "outputs": 1, "targets": 1}},
+            "model: .*returned Tensor",
+        ),
+        (
+            {"optimizer": {"_target_": "torch.optim.SGD", "lr": -1}},
+            "optimizer: SGD.* Invalid learning rate",
+        ),
         ({"loss": {"_target_": "torch.nn.NoSuchLoss"}}, "loss"),
         ({"device": "cuda"}, "device: found cuda"),
     ],
 )
-def test_what_cannot_be_made_is_refused_in_one_line(toy: MakeConfig, fields: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_made_is_refused_in_one_line(
+    toy: MakeConfig, fields: dict[str, Any], said: str
+) -> None:
     if fields.get("device") == "cuda" and torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     with pytest.raises(ConfigError, match=said) as refused:
@@ -192,7 +228,10 @@ def test_a_fingerprint_names_what_the_numbers_depend_on(toy: MakeConfig) -> None
     assert first["sha256"] != other["sha256"]
     assert first["data_checksum"] == other["data_checksum"]
     assert first["device_type"] == "cpu"
-    assert first["versions"]["torch"] == torch.__version__.split("+")[0] or first["versions"]["torch"] == torch.__version__
+    assert (
+        first["versions"]["torch"] == torch.__version__.split("+")[0]
+        or first["versions"]["torch"] == torch.__version__
+    )
 
 
 @pytest.mark.gpu

@@ -11,4 +11,6 @@ def test_accuracy_is_the_share_of_samples_whose_highest_output_is_the_targets() 
 
 def test_bits_per_character_are_the_mean_of_minus_log2_p() -> None:
     probabilities = torch.tensor([[[0.5, 0.25, 0.25], [0.125, 0.75, 0.125]]])
-    assert bits_per_character(probabilities.log(), torch.tensor([[0, 2]])) == pytest.approx((1 + 3) / 2, rel=1e-6)
+    assert bits_per_character(probabilities.log(), torch.tensor([[0, 2]])) == pytest.approx(
+        (1 + 3) / 2, rel=1e-6
+    )

@@ -18,7 +18,9 @@ def has_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process trains on the GPU ``a``."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="a"))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="a")
+    )
 
 
 @pytest.mark.usefixtures("has_context")
@@ -33,13 +35,19 @@ def has_context(monkeypatch: pytest.MonkeyPatch) -> None:
         ({OWN: 0, OTHER: 0}, None),
     ],
 )
-def test_only_processes_outside_the_study_disturb_a_gpu(processes: dict[int, int], fault: str | None, monkeypatch: Any) -> None:
+def test_only_processes_outside_the_study_disturb_a_gpu(
+    processes: dict[int, int], fault: str | None, monkeypatch: Any
+) -> None:
     Driver(monkeypatch, Gpu("b", {OTHER: 90}), Gpu("a", processes))
     assert device_fault([OWN, CHILD], [CHILD]) == fault
 
 
-def test_a_command_computes_in_a_process_of_its_own_and_no_context_is_made_to_see_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: pytest.fail("this makes CUDA's state in the process"))
+def test_a_command_computes_in_a_process_of_its_own_and_no_context_is_made_to_see_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        torch.cuda, "current_device", lambda: pytest.fail("this makes CUDA's state in the process")
+    )
     gpu = Gpu("a", {CHILD: 90})
     Driver(monkeypatch, Gpu("b", {OTHER: 90}), gpu)
     assert device_fault([OWN, CHILD], [CHILD]) is None
@@ -58,14 +66,20 @@ def test_a_command_computes_in_a_process_of_its_own_and_no_context_is_made_to_se
         (0x4, None),  # its usual power limit
     ],
 )
-def test_lower_clocks_by_heat_or_power_supply_are_a_fault(reasons: int, fault: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lower_clocks_by_heat_or_power_supply_are_a_fault(
+    reasons: int, fault: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Driver(monkeypatch, Gpu("a", {OWN: 90}, reasons=reasons))
     assert device_fault([OWN], []) == fault
 
 
 @pytest.mark.usefixtures("has_context")
 def test_what_a_driver_does_not_tell_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    Driver(monkeypatch, Gpu("a", {OTHER: 90}, milliwatts=500_000), missing=("nvmlDeviceGetCurrentClocksThrottleReasons",))
+    Driver(
+        monkeypatch,
+        Gpu("a", {OTHER: 90}, milliwatts=500_000),
+        missing=("nvmlDeviceGetCurrentClocksThrottleReasons",),
+    )
     assert device_fault([OWN], []) is None
     facts = gpu_facts([])
     assert facts["gpus"] == [
@@ -78,8 +92,16 @@ def test_what_a_driver_does_not_tell_is_said(monkeypatch: pytest.MonkeyPatch) ->
         }
     ]
     slowed, shared = facts["untold"]
-    assert slowed.startswith("whether a GPU is slowed down by heat or its power supply cannot be told: ")
-    assert shared.startswith("whether other programs compute on a GPU cannot be told: NVML lists no process of the study there")
+    assert slowed.startswith(
+        "whether a GPU is slowed down by heat or its power supply cannot be told: "
+    )
+    assert shared.startswith(
+        "whether other programs compute on a GPU cannot be told: NVML lists no process of the study"
+        " there"
+    )
     Driver(monkeypatch)
     assert device_fault([OWN], []) is None
-    assert gpu_facts([]) == {"gpus": [], "untold": ["what else uses the GPU cannot be told: NVML of GPU a: Driver Not Loaded"]}
+    assert gpu_facts([]) == {
+        "gpus": [],
+        "untold": ["what else uses the GPU cannot be told: NVML of GPU a: Driver Not Loaded"],
+    }

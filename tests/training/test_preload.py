@@ -1,4 +1,6 @@
-"""A process that trainings are forked from: it has what they import, and nothing that a fork would break."""
+"""A process that trainings are forked from: it has what they import, and nothing that a fork
+would break.
+"""
 
 import json
 import os
@@ -18,7 +20,8 @@ import json, sys
 from autotune.config.compose import Composer
 from autotune.training.preload import fork_fault, preload
 
-configs = [Composer([*line.split(), "device=cpu", "epochs=1", "runtime.num_threads=1"]).compose().trial for line in sys.argv[2:]]
+short = ["device=cpu", "epochs=1", "runtime.num_threads=1"]
+configs = [Composer([*line.split(), *short]).compose().trial for line in sys.argv[2:]]
 preload()
 fault, imported = fork_fault(), {}
 from autotune.training.run import start_training
@@ -42,7 +45,12 @@ def run(program: str, *arguments: str, **settings: str) -> Any:
     usual = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
     environment = one_blas_thread({**usual, "OMP_NUM_THREADS": "2", **settings})
     ran = subprocess.run(
-        [sys.executable, "-c", program, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", program, *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
@@ -53,8 +61,13 @@ def test_a_training_finds_all_that_it_imports(tmp_path: Path) -> None:
     found = run(_TRAIN, str(tmp_path), *_LINES)
     assert found["fault"] is None
     slow = ("torch", "numpy", "scipy", "sklearn", "autotune", "sympy")
-    late = {line: [name for name in names if name.partition(".")[0] in slow] for line, names in found["imported"].items()}
-    assert {line: names for line, names in late.items() if any("_cupti" not in name for name in names)} == {}
+    late = {
+        line: [name for name in names if name.partition(".")[0] in slow]
+        for line, names in found["imported"].items()
+    }
+    assert {
+        line: names for line, names in late.items() if any("_cupti" not in name for name in names)
+    } == {}
 
 
 _FAULTS = """
@@ -81,7 +94,8 @@ import numpy, threadpoolctl
 from autotune.training.preload import usual_blas_threads
 
 def number():
-    return [each["num_threads"] for each in threadpoolctl.threadpool_info() if each["internal_api"] == "openblas"]
+    pools = threadpoolctl.threadpool_info()
+    return [pool["num_threads"] for pool in pools if pool["internal_api"] == "openblas"]
 
 before = number()
 usual_blas_threads()

@@ -1,4 +1,6 @@
-"""Profiling real steps on toy data: the parts are all there and add up, and what waits for the device is found."""
+"""Profiling real steps on toy data: the parts are all there and add up, and what waits for the
+device is found.
+"""
 
 import contextlib
 import itertools
@@ -12,7 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.autograd.profiler import DeviceType  # type: ignore[attr-defined]  # missing in torch's stubs
+
+# missing in torch's stubs
+from torch.autograd.profiler import DeviceType  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.config.schema import TrialConfig
@@ -46,13 +50,22 @@ class AnySize(torch.nn.Sequential):
     def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
         convolution = torch.nn.Conv2d(input_shape[0], 8, 3, padding=1)
         pool = torch.nn.AdaptiveAvgPool2d(1)
-        super().__init__(convolution, torch.nn.BatchNorm2d(8), torch.nn.ReLU(), pool, torch.nn.Flatten(), torch.nn.Linear(8, num_classes))
+        super().__init__(
+            convolution,
+            torch.nn.BatchNorm2d(8),
+            torch.nn.ReLU(),
+            pool,
+            torch.nn.Flatten(),
+            torch.nn.Linear(8, num_classes),
+        )
 
 
 seen: list[float] = []
 
 
-def watch_progress(inputs: torch.Tensor, *, samples: torch.Tensor, epoch: int, progress: float) -> torch.Tensor:
+def watch_progress(
+    inputs: torch.Tensor, *, samples: torch.Tensor, epoch: int, progress: float
+) -> torch.Tensor:
     """An augmentation that notes how far the training is."""
     seen.append(progress)
     return inputs
@@ -74,41 +87,71 @@ def toy(trial_config: MakeConfig) -> MakeConfig:
     return make
 
 
-def profiled(config: TrialConfig, folder: Path, *, num_profiled: int = 1, progress: float = 0.0) -> StepProfile:
-    return profile_training(config, folder / "trace.json", num_profiled=num_profiled, progress=progress, num_threads=1)
+def profiled(
+    config: TrialConfig, folder: Path, *, num_profiled: int = 1, progress: float = 0.0
+) -> StepProfile:
+    return profile_training(
+        config, folder / "trace.json", num_profiled=num_profiled, progress=progress, num_threads=1
+    )
 
 
 def test_the_parts_of_real_steps_add_up(toy: MakeConfig, tmp_path: Path) -> None:
     profile = profiled(toy("runtime.micro_batch_size=8"), tmp_path / "new", num_profiled=3)
-    assert set(profile.host_seconds) == {"data", "augmentation", "forward", "backward", "optimizer", BETWEEN}
+    assert set(profile.host_seconds) == {
+        "data",
+        "augmentation",
+        "forward",
+        "backward",
+        "optimizer",
+        BETWEEN,
+    }
     assert all(seconds > 0 for seconds in profile.host_seconds.values())
     assert sum(profile.host_seconds.values()) == pytest.approx(profile.step_seconds)
     assert 0 < sum(operator.seconds for operator in profile.operators) < profile.step_seconds
-    assert {each.calls for each in profile.operators if each.name == "aten::convolution_backward"} == {2}  # micro-batches
+    # micro-batches
+    assert {
+        each.calls for each in profile.operators if each.name == "aten::convolution_backward"
+    } == {2}
     assert (profile.device_seconds, profile.waits) == ({}, ())
     assert (profile.num_steps, profile.batch_size, profile.is_resident) == (3, 16, True)
     assert profile.plain_step_seconds > 0
     assert profile.optimizer_kernels == ("fused", "foreach")
     assert profile.settings["runtime.micro_batch_size"] == 8
-    labels = [each["name"] for each in json.loads((tmp_path / "new" / "trace.json").read_text())["traceEvents"]]
+    labels = [
+        each["name"]
+        for each in json.loads((tmp_path / "new" / "trace.json").read_text())["traceEvents"]
+    ]
     assert labels.count("optimizer") == 3
     json.dumps(profile.as_dict())
 
 
 @pytest.mark.parametrize(("progress", "expected"), [(0.5, 295), (1.0, 590)])
-def test_profiling_begins_where_it_is_asked_to(toy: MakeConfig, tmp_path: Path, progress: float, expected: int) -> None:
+def test_profiling_begins_where_it_is_asked_to(
+    toy: MakeConfig, tmp_path: Path, progress: float, expected: int
+) -> None:
     seen.clear()
-    profiled(toy(augmentation={"_target_": f"{__name__}.watch_progress"}, epochs=100), tmp_path, progress=progress)
+    profiled(
+        toy(augmentation={"_target_": f"{__name__}.watch_progress"}, epochs=100),
+        tmp_path,
+        progress=progress,
+    )
     assert min(filter(None, seen)) == expected / 600  # the warm-up is at the schedule's start
 
 
 def test_a_short_schedule_is_lengthened(toy: MakeConfig, tmp_path: Path) -> None:
-    assert profiled(toy("lr_schedule=one_cycle", epochs=0.1), tmp_path, num_profiled=4).num_steps == 4
+    assert (
+        profiled(toy("lr_schedule=one_cycle", epochs=0.1), tmp_path, num_profiled=4).num_steps == 4
+    )
 
 
 def test_on_a_gpu_the_rest_of_the_kernels_is_of_the_backward_pass() -> None:
     def event(key: str, host: float, device: float, **fields: Any) -> Any:
-        times = {"cpu_time_total": host, "self_cpu_time_total": host, "device_time_total": device, "self_device_time_total": device}
+        times = {
+            "cpu_time_total": host,
+            "self_cpu_time_total": host,
+            "device_time_total": device,
+            "self_device_time_total": device,
+        }
         kind = {"device_type": DeviceType.CPU, "is_user_annotation": False, "count": 2}
         return SimpleNamespace(**{"key": key, **times, **kind, **fields})
 
@@ -126,9 +169,13 @@ def test_on_a_gpu_the_rest_of_the_kernels_is_of_the_backward_pass() -> None:
         num_profiled=2,
         on_gpu=True,
     )
-    assert times["host_seconds"] == pytest.approx({"forward": 0.5, "backward": 0.5, "waiting": 1.0, BETWEEN: 1.0})
+    assert times["host_seconds"] == pytest.approx(
+        {"forward": 0.5, "backward": 0.5, "waiting": 1.0, BETWEEN: 1.0}
+    )
     assert times["device_seconds"] == pytest.approx({"forward": 0.2, "backward": 0.5, IDLE: 2.3})
-    assert [(each.name, each.calls, each.seconds) for each in times["operators"]] == [("aten::mm", 1.0, 0.5)]
+    assert [(each.name, each.calls, each.seconds) for each in times["operators"]] == [
+        ("aten::mm", 1.0, 0.5)
+    ]
     assert times["num_kernels"] == 10
 
 
@@ -138,24 +185,51 @@ def options(group: str) -> list[str]:
 
 IMAGES_OF_8 = "augmentation.resolutions=[[0,6],[0.5,null]]"
 HOST_DATA = ("data_path.on_device=false", "data_path.on_device=true")
-MEMORY = ("runtime.micro_batch_size=8", "runtime.activation_checkpointing=true", "runtime.channels_last=true")
-GROUPS = (options("augmentation"), options("lr_schedule"), options("averaging"), options("optimizer"), HOST_DATA, MEMORY)
-TOGETHER = [tuple(group[turn % len(group)] for group in GROUPS) for turn in range(max(map(len, GROUPS)))]
+MEMORY = (
+    "runtime.micro_batch_size=8",
+    "runtime.activation_checkpointing=true",
+    "runtime.channels_last=true",
+)
+GROUPS = (
+    options("augmentation"),
+    options("lr_schedule"),
+    options("averaging"),
+    options("optimizer"),
+    HOST_DATA,
+    MEMORY,
+)
+TOGETHER = [
+    tuple(group[turn % len(group)] for group in GROUPS) for turn in range(max(map(len, GROUPS)))
+]
 """Every option of these groups at least once, in as few trainings as that takes."""
 
 
 class NoReads(TorchDispatchMode):  # type: ignore[no-untyped-call]  # missing in torch's stubs
-    """Refuses operators for which the host would wait for a GPU; torch's optimizers keep their step counts in host memory."""
+    """Refuses operators for which the host would wait for a GPU.
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    Torch's optimizers keep their step counts in host memory.
+    """
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         aten = torch.ops.aten
-        if function.overloadpacket in (aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal):
+        if function.overloadpacket in (
+            aten._local_scalar_dense,
+            aten.nonzero,
+            aten.masked_select,
+            aten.equal,
+        ):
             frames = traceback.extract_stack()
-            assert any("torch/optim/" in frame.filename for frame in frames), f"{function} waits for the device"
+            assert any("torch/optim/" in frame.filename for frame in frames), (
+                f"{function} waits for the device"
+            )
         return function(*args, **(kwargs or {}))
 
 
-def take_steps(config: TrialConfig, number: int, no_waits: contextlib.AbstractContextManager[Any]) -> None:
+def take_steps(
+    config: TrialConfig, number: int, no_waits: contextlib.AbstractContextManager[Any]
+) -> None:
     run, step = set_up(config, pick_device(config.device), PhaseClock(), num_threads=1)
     with closing(run.batches(0)) as batches:
         step.on_next(batches, 0)
@@ -165,7 +239,9 @@ def take_steps(config: TrialConfig, number: int, no_waits: contextlib.AbstractCo
 
 
 @pytest.mark.parametrize("overrides", TOGETHER, ids=" ".join)
-def test_nothing_in_a_step_waits_for_the_device(toy: MakeConfig, overrides: tuple[str, ...]) -> None:
+def test_nothing_in_a_step_waits_for_the_device(
+    toy: MakeConfig, overrides: tuple[str, ...]
+) -> None:
     shrunk = (IMAGES_OF_8,) if "augmentation=speed" in overrides else ()
     take_steps(toy(*overrides, *shrunk), 4, NoReads())  # type: ignore[no-untyped-call]
 
@@ -196,21 +272,32 @@ PROTOTYPE = "ignore:Synchronization debug mode is a prototype"
 @pytest.mark.parametrize("overrides", [*TOGETHER, ("runtime.cuda_graph=true",)], ids=" ".join)
 def test_on_a_gpu_no_step_waits(toy: MakeConfig, overrides: tuple[str, ...]) -> None:
     shrunk = (IMAGES_OF_8,) if "augmentation=speed" in overrides else ()
-    take_steps(toy(*overrides, *shrunk, device="cuda"), 16, no_waits_on_a_gpu())  # over two ends of an epoch
+    # over two ends of an epoch
+    take_steps(toy(*overrides, *shrunk, device="cuda"), 16, no_waits_on_a_gpu())
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("overrides", [(), ("runtime.cuda_graph=true",), ("data_path.on_device=false",)], ids=" ".join)
-def test_the_parts_of_steps_on_a_gpu_add_up(toy: MakeConfig, tmp_path: Path, overrides: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "overrides", [(), ("runtime.cuda_graph=true",), ("data_path.on_device=false",)], ids=" ".join
+)
+def test_the_parts_of_steps_on_a_gpu_add_up(
+    toy: MakeConfig, tmp_path: Path, overrides: tuple[str, ...]
+) -> None:
     profile = profiled(toy(*overrides, device="cuda"), tmp_path, num_profiled=3)
     assert sum(profile.host_seconds.values()) == pytest.approx(profile.step_seconds)
     assert sum(profile.device_seconds.values()) == pytest.approx(profile.step_seconds)
-    assert {"optimizer", "graph" if "runtime.cuda_graph=true" in overrides else "backward"} <= set(profile.device_seconds)
+    assert {"optimizer", "graph" if "runtime.cuda_graph=true" in overrides else "backward"} <= set(
+        profile.device_seconds
+    )
     assert profile.num_kernels > 10
     assert profile.waits == ()
 
 
 @pytest.mark.gpu
 def test_on_a_gpu_a_loss_that_waits_is_found(toy: MakeConfig, tmp_path: Path) -> None:
-    profile = profiled(toy(loss={"_target_": f"{__name__}.loss_that_reads"}, device="cuda"), tmp_path, num_profiled=2)
+    profile = profiled(
+        toy(loss={"_target_": f"{__name__}.loss_that_reads"}, device="cuda"),
+        tmp_path,
+        num_profiled=2,
+    )
     assert [line.rpartition(":")[0] for line in profile.waits] == [__file__]

@@ -18,7 +18,12 @@ MakeConfig = Callable[..., TrialConfig]
 
 PARTS = {
     "plain": (),
-    "adaptive, averaged, augmented": ("optimizer=adamw", "lr_schedule=cosine", "averaging=ema", "augmentation=flip_shift"),
+    "adaptive, averaged, augmented": (
+        "optimizer=adamw",
+        "lr_schedule=cosine",
+        "averaging=ema",
+        "augmentation=flip_shift",
+    ),
 }
 SLOW_PARTS = {
     "schedule and momentum": ("lr_schedule=one_cycle",),
@@ -31,7 +36,10 @@ SLOW_PARTS = {
 }
 ALL_PARTS = [
     *(pytest.param(overrides, id=name) for name, overrides in PARTS.items()),
-    *(pytest.param(overrides, id=name, marks=pytest.mark.slow) for name, overrides in SLOW_PARTS.items()),
+    *(
+        pytest.param(overrides, id=name, marks=pytest.mark.slow)
+        for name, overrides in SLOW_PARTS.items()
+    ),
 ]
 
 
@@ -41,7 +49,8 @@ def short(trial_config: MakeConfig) -> MakeConfig:
 
     def make(*overrides: str) -> TrialConfig:
         config = trial_config("batch_size=128", "epochs=3.5", *overrides)
-        target = replace(config.target, value=2.0, max_train_seconds=1000.0)  # float16 takes long on a busy CPU
+        # float16 takes long on a busy CPU
+        target = replace(config.target, value=2.0, max_train_seconds=1000.0)
         return replace(config, target=target, evaluate_every_samples=1000)
 
     return make
@@ -52,7 +61,9 @@ def numbers(evaluations: list[Evaluation]) -> list[tuple[int, float, float]]:
 
 
 @pytest.mark.parametrize("overrides", ALL_PARTS)
-def test_a_training_goes_on_with_the_numbers_it_would_have_had(short: MakeConfig, tmp_path: Path, overrides: tuple[str, ...]) -> None:
+def test_a_training_goes_on_with_the_numbers_it_would_have_had(
+    short: MakeConfig, tmp_path: Path, overrides: tuple[str, ...]
+) -> None:
     config = short(*overrides)
     whole = list(train(config))
     assert len(whole) == 4
@@ -93,11 +104,16 @@ def test_a_pause_costs_the_paused_training_nothing(short: MakeConfig, tmp_path: 
     first.send(tmp_path)
     first.close()
     rest = next(train(short(), paused_folder=tmp_path))
-    assert (rest.build_seconds, rest.prepare_seconds) == (begun.build_seconds, begun.prepare_seconds)
+    assert (rest.build_seconds, rest.prepare_seconds) == (
+        begun.build_seconds,
+        begun.prepare_seconds,
+    )
     assert rest.train_seconds > begun.train_seconds
 
 
-def test_a_training_that_had_ended_says_so_again_and_trains_no_more(short: MakeConfig, tmp_path: Path) -> None:
+def test_a_training_that_had_ended_says_so_again_and_trains_no_more(
+    short: MakeConfig, tmp_path: Path
+) -> None:
     ended = list(train(short(), state_folder=tmp_path))[-1]
     again = list(train(short(), state_folder=tmp_path))
     assert ended.outcome is Outcome.MISSED

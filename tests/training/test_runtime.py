@@ -1,4 +1,6 @@
-"""Number formats, activation checkpointing that computes the same, and micro-batches whose gradients a step adds up."""
+"""Number formats, activation checkpointing that computes the same, and micro-batches whose
+gradients a step adds up.
+"""
 
 import contextlib
 import copy
@@ -52,7 +54,9 @@ def saved_elements(model: torch.nn.Module, inputs: torch.Tensor) -> int:
     return sum(kept.values())
 
 
-def test_checkpointed_blocks_run_twice_keep_less_and_give_the_same_gradients_and_statistics() -> None:
+def test_checkpointed_blocks_run_twice_keep_less_and_give_the_same_gradients_and_statistics() -> (
+    None
+):
     torch.manual_seed(0)
     plain = torch.nn.Sequential(*(Counting() for _ in range(3)))
     checkpointed = copy.deepcopy(plain)
@@ -89,7 +93,9 @@ def test_a_model_says_itself_which_blocks_are_checkpointed() -> None:
 
 
 @pytest.mark.parametrize("micro_batch_size", [5, 32])
-def test_gradients_of_micro_batches_add_up_to_those_of_the_batch(trial_config: MakeConfig, micro_batch_size: int) -> None:
+def test_gradients_of_micro_batches_add_up_to_those_of_the_batch(
+    trial_config: MakeConfig, micro_batch_size: int
+) -> None:
     def gradients(override: str) -> list[torch.Tensor]:
         config = trial_config(override)
         data = load_data(config)
@@ -99,7 +105,10 @@ def test_gradients_of_micro_batches_add_up_to_those_of_the_batch(trial_config: M
         step._compute_gradients(data.train.inputs[:32], data.train.targets[:32])
         return [parameter.grad for parameter in parts.model.parameters()]
 
-    whole, added = gradients("runtime.micro_batch_size=null"), gradients(f"runtime.micro_batch_size={micro_batch_size}")
+    whole, added = (
+        gradients("runtime.micro_batch_size=null"),
+        gradients(f"runtime.micro_batch_size={micro_batch_size}"),
+    )
     for mine, other in zip(added, whole, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-7)
 
@@ -119,7 +128,9 @@ GRAPHS = "runtime.compile=reduce-overhead"
 
 
 class OnTheCPU:
-    """Stands for a CUDA graph and for its stream on a machine without a GPU: what would be captured is only run, and so is a replay."""
+    """Stands for a CUDA graph and for its stream on a machine without a GPU: what would be
+    captured is only run, and so is a replay.
+    """
 
     def __init__(self) -> None:
         self.replay: Callable[[], None] = lambda: None
@@ -128,7 +139,9 @@ class OnTheCPU:
         """Nothing runs beside anything else here."""
 
 
-def test_a_graph_that_is_captured_amid_a_training_leaves_its_running_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_is_captured_amid_a_training_leaves_its_running_statistics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("Stream", "CUDAGraph", "current_stream"):
         monkeypatch.setattr(torch.cuda, name, OnTheCPU)
     for name in ("graph", "stream"):
@@ -140,11 +153,15 @@ def test_a_graph_that_is_captured_amid_a_training_leaves_its_running_statistics(
         model(inputs).sum().backward()
 
     graphed = GraphedGradients(add_gradients, model)
-    for trainable in (False, True):  # a technique unfreezes the first layer: a second graph is captured
+    # a technique unfreezes the first layer: a second graph is captured
+    for trainable in (False, True):
         model.linear.requires_grad_(trainable)
         graphed(inputs, inputs)
         assert model.passes > 1  # it was warmed up
-        assert all(torch.equal(left, right) for left, right in zip(model.buffers(), plain.buffers(), strict=True))
+        assert all(
+            torch.equal(left, right)
+            for left, right in zip(model.buffers(), plain.buffers(), strict=True)
+        )
 
 
 @pytest.mark.parametrize(
@@ -152,15 +169,23 @@ def test_a_graph_that_is_captured_amid_a_training_leaves_its_running_statistics(
     [
         (
             (GRAPHS, "runtime.micro_batch_size=32"),
-            "runtime.micro_batch_size: found 32 of batch_size=64, accepted with compile=reduce-overhead",
+            (
+                "runtime.micro_batch_size: found 32 of batch_size=64, accepted with"
+                " compile=reduce-overhead"
+            ),
         ),
         (
             ("runtime.cuda_graph=true", "runtime.activation_checkpointing=true"),
-            "runtime.activation_checkpointing: found true, accepted beside cuda_graph=true is false: ",
+            (
+                "runtime.activation_checkpointing: found true, accepted beside cuda_graph=true is"
+                " false: "
+            ),
         ),
     ],
 )
-def test_what_a_graph_cannot_replay_is_refused_in_one_line(overrides: tuple[str, ...], said: str) -> None:
+def test_what_a_graph_cannot_replay_is_refused_in_one_line(
+    overrides: tuple[str, ...], said: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
         _ = Composer(["experiment=cnn", "batch_size=64", *overrides]).compose().trial
     assert str(refused.value).startswith(said)
@@ -170,12 +195,19 @@ def test_what_a_graph_cannot_replay_is_refused_in_one_line(overrides: tuple[str,
 def test_a_point_of_a_space_that_a_graph_cannot_replay_is_left_out_alone() -> None:
     composer = Composer(["experiment=cnn", GRAPHS, "batch_size=64"])
     composer.compose_suggestion(Suggestion({"runtime.micro_batch_size": 64}), seed=0)
-    with pytest.raises(InvalidTrialError, match=r"runtime\.micro_batch_size: found 16 of batch_size=64"):
+    with pytest.raises(
+        InvalidTrialError, match=r"runtime\.micro_batch_size: found 16 of batch_size=64"
+    ):
         composer.compose_suggestion(Suggestion({"runtime.micro_batch_size": 16}), seed=0)
 
 
 def precision(**settings: Any) -> Precision:
-    plain = {"autocast_dtype": None, "weights_dtype": "float32", "float32_precision": "ieee", "float8": False}
+    plain = {
+        "autocast_dtype": None,
+        "weights_dtype": "float32",
+        "float32_precision": "ieee",
+        "float8": False,
+    }
     return Precision(PrecisionConfig(**{**plain, **settings}), CPU)
 
 
@@ -193,13 +225,17 @@ def test_half_weights_compute_in_half_and_hand_float32_to_the_loss() -> None:
     here = precision(weights_dtype="bfloat16")
     model = here.convert(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3)))
     outputs = model(torch.ones(2, 4, dtype=torch.bfloat16))
-    assert {each.dtype for each in model.state_dict().values() if each.is_floating_point()} == {torch.bfloat16}
+    assert {each.dtype for each in model.state_dict().values() if each.is_floating_point()} == {
+        torch.bfloat16
+    }
     assert (outputs.dtype, here.outputs(outputs).dtype) == (torch.bfloat16, torch.float32)
 
 
 def test_float8_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
-    with pytest.raises(ConfigError, match=r"precision.float8: needs torchao .*: pip install 'autotune\[fp8\]'"):
+    with pytest.raises(
+        ConfigError, match=r"precision.float8: needs torchao .*: pip install 'autotune\[fp8\]'"
+    ):
         precision(float8=True).convert(torch.nn.Linear(16, 16))
 
 
@@ -213,7 +249,9 @@ def test_float8_rounds_the_products_of_layers_that_fit_and_of_no_others() -> Non
     wanted = [plain[0](inputs), plain(inputs)]
     converted = precision(float8=True).convert(plain)
     error = (converted[0](inputs) - wanted[0]).abs().mean() / wanted[0].abs().mean()
-    assert 0.005 < error < 0.06, "three bits of mantissa round by up to 1/16, one layer's sum by less"
+    assert 0.005 < error < 0.06, (
+        "three bits of mantissa round by up to 1/16, one layer's sum by less"
+    )
     assert type(converted[1]) is torch.nn.Linear
     converted(inputs).square().mean().backward()
     assert converted[0].weight.grad.isfinite().all()
@@ -224,7 +262,9 @@ def test_float8_rounds_the_products_of_layers_that_fit_and_of_no_others() -> Non
 def test_float8_refuses_a_model_that_it_cannot_speed_up() -> None:
     pytest.importorskip("torchao", reason="float8 needs torchao, an optional extra")
     with pytest.raises(ConfigError, match="no linear layer whose sizes are multiples of 16"):
-        precision(float8=True).convert(torch.nn.Sequential(torch.nn.Conv2d(1, 16, 3), torch.nn.Linear(10, 10)))
+        precision(float8=True).convert(
+            torch.nn.Sequential(torch.nn.Conv2d(1, 16, 3), torch.nn.Linear(10, 10))
+        )
 
 
 @pytest.mark.slow
@@ -234,18 +274,26 @@ def test_float8_refuses_a_model_that_it_cannot_speed_up() -> None:
     [
         (
             ("experiment=mlp", "batch_size=24"),
-            "batch_size: found 24, which gives a float8 layer 24 rows at once; accepted are multiples of 16 rows",
+            (
+                "batch_size: found 24, which gives a float8 layer 24 rows at once; accepted are"
+                " multiples of 16 rows"
+            ),
         ),
         (("experiment=mlp", "batch_size=64", "runtime.micro_batch_size=48"), None),
         (
             ("experiment=mlp", "batch_size=64", "runtime.micro_batch_size=24"),
             "runtime.micro_batch_size: found 24, which gives a float8 layer 24 ",
         ),
-        (("experiment=mlp", "batch_size=10000"), "batch_size: found 10000 (285 are there), which gives a float8 layer 285 rows"),
+        (
+            ("experiment=mlp", "batch_size=10000"),
+            "batch_size: found 10000 (285 are there), which gives a float8 layer 285 rows",
+        ),
         (("experiment=transformer", "batch_size=5"), None),  # 128 tokens a sample
     ],
 )
-def test_batches_that_float8_cannot_multiply_are_refused_in_one_line(overrides: tuple[str, ...], said: str | None) -> None:
+def test_batches_that_float8_cannot_multiply_are_refused_in_one_line(
+    overrides: tuple[str, ...], said: str | None
+) -> None:
     pytest.importorskip("torchao", reason="float8 needs torchao, an optional extra")
     config = Composer([*overrides, "device=cpu", "precision=fp8"]).compose().trial
     if said is None:
@@ -259,7 +307,9 @@ def test_batches_that_float8_cannot_multiply_are_refused_in_one_line(overrides: 
 
 @pytest.mark.parametrize("before", ["none", "tf32"])
 @pytest.mark.parametrize("float32_precision", ["ieee", "tf32"])
-def test_code_that_reads_whether_tf32_is_allowed_is_told(float32_precision: str, before: str) -> None:
+def test_code_that_reads_whether_tf32_is_allowed_is_told(
+    float32_precision: str, before: str
+) -> None:
     for each in (torch.backends, torch.backends.cudnn, *OPERATORS):
         each.fp32_precision = before  # as an earlier training's own code may have left it
     precision(float32_precision=float32_precision).apply()
@@ -270,7 +320,9 @@ def test_code_that_reads_whether_tf32_is_allowed_is_told(float32_precision: str,
     assert [each.fp32_precision == "tf32" for each in OPERATORS] == [is_allowed] * 3
 
 
-def test_the_default_precision_leaves_the_process_as_it_found_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_precision_leaves_the_process_as_it_found_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     backends = (torch.backends, torch.backends.cudnn, *OPERATORS)
 
     def found() -> list[object]:
@@ -281,7 +333,8 @@ def test_the_default_precision_leaves_the_process_as_it_found_it(monkeypatch: py
     default, others = Composer(["experiment=cnn"]).compose().trial.precision, ("ieee", "tf32")
     for each in backends[:2]:
         each.fp32_precision = "none"
-    for products, convolutions in (("high", False), ("highest", True)):  # what a user's own module may have set, and torch's own
+    # what a user's own module may have set, and torch's own
+    for products, convolutions in (("high", False), ("highest", True)):
         torch.set_float32_matmul_precision(products)
         torch.backends.cudnn.allow_tf32 = convolutions
         before = found()
@@ -291,4 +344,6 @@ def test_the_default_precision_leaves_the_process_as_it_found_it(monkeypatch: py
             precision(float32_precision=other).apply()
         assert found() != before
         Precision(default, CPU).apply()
-        assert found()[-2:] == before[-2:], "a training before this one in the process had asked for another precision"
+        assert found()[-2:] == before[-2:], (
+            "a training before this one in the process had asked for another precision"
+        )

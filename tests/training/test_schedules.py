@@ -12,10 +12,16 @@ PEAK = 0.5
 
 
 def optimizer_of(*groups: dict[str, Any], **settings: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD([{"params": [torch.nn.Parameter(torch.zeros(1))], **group} for group in groups or ({},)], lr=PEAK, **settings)
+    return torch.optim.SGD(
+        [{"params": [torch.nn.Parameter(torch.zeros(1))], **group} for group in groups or ({},)],
+        lr=PEAK,
+        **settings,
+    )
 
 
-def rates_of_groups(schedule: Any, num_steps: int, *groups: dict[str, Any], **settings: Any) -> list[list[float]]:
+def rates_of_groups(
+    schedule: Any, num_steps: int, *groups: dict[str, Any], **settings: Any
+) -> list[list[float]]:
     """The rate of each step, and the one left after the last, of every param group."""
     optimizer = optimizer_of(*groups)
     scheduler = schedule(optimizer, num_steps, **settings)
@@ -36,9 +42,13 @@ def rates(schedule: Any, num_steps: int, **settings: Any) -> list[float]:
 @pytest.mark.parametrize("warmup_fraction", [0.02, 0.3, 0.55, 1.0])
 def test_one_cycle_is_that_of_torch(warmup_fraction: float) -> None:
     def of_torch(optimizer: torch.optim.Optimizer, total_steps: int) -> OneCycleLR:
-        return OneCycleLR(optimizer, PEAK, total_steps + 1, pct_start=warmup_fraction, cycle_momentum=False)
+        return OneCycleLR(
+            optimizer, PEAK, total_steps + 1, pct_start=warmup_fraction, cycle_momentum=False
+        )
 
-    assert rates(one_cycle, 80, warmup_fraction=warmup_fraction) == pytest.approx(rates(of_torch, 80))
+    assert rates(one_cycle, 80, warmup_fraction=warmup_fraction) == pytest.approx(
+        rates(of_torch, 80)
+    )
 
 
 def test_cosine_goes_down_to_zero() -> None:
@@ -49,13 +59,17 @@ def test_cosine_goes_down_to_zero() -> None:
 
 
 def test_linear_is_a_straight_line_to_its_floor() -> None:
-    assert rates(linear, 4, warmup_fraction=0.0, floor_fraction=0.2) == pytest.approx([PEAK * each for each in (1, 0.8, 0.6, 0.4, 0.2)])
+    assert rates(linear, 4, warmup_fraction=0.0, floor_fraction=0.2) == pytest.approx(
+        [PEAK * each for each in (1, 0.8, 0.6, 0.4, 0.2)]
+    )
     warmed_up = [PEAK * each for each in (0.5, 0.75, 1, 0.75, 0.5, 0.25, 0)]
     assert rates(linear, 6, warmup_fraction=1 / 3, floor_fraction=0.0) == pytest.approx(warmed_up)
 
 
 def test_warmup_stable_decay_has_three_parts() -> None:
-    found = rates(warmup_stable_decay, 20, warmup_fraction=0.2, decay_fraction=0.25, floor_fraction=0.1)
+    found = rates(
+        warmup_stable_decay, 20, warmup_fraction=0.2, decay_fraction=0.25, floor_fraction=0.1
+    )
     assert found[:4] == pytest.approx([PEAK / 4, PEAK * 7 / 16, PEAK * 10 / 16, PEAK * 13 / 16])
     assert found[4:16] == pytest.approx([PEAK] * 12)
     assert found[16:] == pytest.approx([PEAK * (1 - 0.18 * each) for each in (1, 2, 3, 4, 5)])
@@ -71,9 +85,13 @@ SETTINGS: dict[Any, dict[str, float]] = {
 
 
 @pytest.mark.parametrize("schedule", SETTINGS)
-def test_a_group_with_a_schedule_fraction_has_its_schedule_in_that_part_of_the_steps(schedule: Any) -> None:
+def test_a_group_with_a_schedule_fraction_has_its_schedule_in_that_part_of_the_steps(
+    schedule: Any,
+) -> None:
     settings = SETTINGS[schedule] | ({"warmup_fraction": 0.25} if schedule is not constant else {})
-    whole, part = rates_of_groups(schedule, 40, {}, {"lr": 3.0, "schedule_fraction": 0.3}, **settings)
+    whole, part = rates_of_groups(
+        schedule, 40, {}, {"lr": 3.0, "schedule_fraction": 0.3}, **settings
+    )
     assert whole == pytest.approx(rates(schedule, 40, **settings))
     assert part[:12] == pytest.approx([6 * each for each in rates(schedule, 12, **settings)[:12]])
     assert part[12:] == [0.0] * 29

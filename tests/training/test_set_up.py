@@ -34,11 +34,18 @@ class Noting(nn.Module):
 
 def images() -> dict[str, Any]:
     """A hundred steps of four images."""
-    return dict.fromkeys(("train", "validation"), (torch.zeros(400, 1, 8, 8), torch.zeros(400, dtype=torch.int64)))
+    return dict.fromkeys(
+        ("train", "validation"), (torch.zeros(400, 1, 8, 8), torch.zeros(400, dtype=torch.int64))
+    )
 
 
-@pytest.mark.parametrize("resolutions", [[[0.0, 4], [0.41, 6], [0.43, None]], [[0.37, 5], [0.37, 6], [0.371, 7], [0.999, None]], []])
-def test_every_resolution_is_warmed_up_however_short_its_stretch(trial_config: MakeTrialConfig, resolutions: list[Any]) -> None:
+@pytest.mark.parametrize(
+    "resolutions",
+    [[[0.0, 4], [0.41, 6], [0.43, None]], [[0.37, 5], [0.37, 6], [0.371, 7], [0.999, None]], []],
+)
+def test_every_resolution_is_warmed_up_however_short_its_stretch(
+    trial_config: MakeTrialConfig, resolutions: list[Any]
+) -> None:
     config = trial_config(
         "augmentation=flip_shift",
         data={"_target_": f"{__name__}.images"},
@@ -71,7 +78,9 @@ _outputs: list[weakref.ref[torch.Tensor]] = []
 
 
 class Bounded(Noting):
-    """A model whose evaluations run out of memory if a batch is larger than ``limit``, or the outputs before are still there."""
+    """A model whose evaluations run out of memory if a batch is larger than ``limit``, or the
+    outputs before are still there.
+    """
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -89,7 +98,10 @@ class Bounded(Noting):
 
 def numbered() -> dict[str, Any]:
     """Two hundred images of different brightness and class."""
-    split = torch.arange(200.0).reshape(200, 1, 1, 1).expand(200, 1, 8, 8) / 200, torch.arange(200) % 2
+    split = (
+        torch.arange(200.0).reshape(200, 1, 1, 1).expand(200, 1, 8, 8) / 200,
+        torch.arange(200) % 2,
+    )
     return dict.fromkeys(("train", "validation"), split)
 
 
@@ -100,8 +112,18 @@ def bounded(trial_config: MakeTrialConfig) -> MakeTrialConfig:
     _outputs.clear()
 
     def make(limit: int, **fields: Any) -> TrialConfig:
-        parts = {"data": {"_target_": f"{__name__}.numbered"}, "model": {"_target_": f"{__name__}.Bounded", "limit": limit}}
-        return trial_config("target.value=2", **parts, allowed_targets=(__name__,), batch_size=100, epochs=2, **fields)
+        parts = {
+            "data": {"_target_": f"{__name__}.numbered"},
+            "model": {"_target_": f"{__name__}.Bounded", "limit": limit},
+        }
+        return trial_config(
+            "target.value=2",
+            **parts,
+            allowed_targets=(__name__,),
+            batch_size=100,
+            epochs=2,
+            **fields,
+        )
 
     return make
 
@@ -116,6 +138,8 @@ def test_evaluations_take_the_largest_half_or_quarter_of_the_usual_batch_that_me
     in_parts = run.evaluate(step.parts, run.validation)
     assert _scored == [size] * (200 // size)
     step.parts.model.limit = 200
-    assert in_parts == pytest.approx(replace(run, evaluation_batch_size=200).evaluate(step.parts, run.validation), rel=1e-6)
+    assert in_parts == pytest.approx(
+        replace(run, evaluation_batch_size=200).evaluate(step.parts, run.validation), rel=1e-6
+    )
     assert all(module.training for module in step.parts.model.modules())
     assert [evaluation.step for evaluation in train(bounded(limit))] == [2, 4]

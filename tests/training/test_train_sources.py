@@ -20,7 +20,13 @@ target: {value: 0.6, max_train_seconds: 20}
 def composed(folder: Path, source: str) -> Composer:
     (folder / "experiment").mkdir(exist_ok=True)
     (folder / "experiment" / "base.yaml").write_text(source)
-    overrides = ["experiment=cnn", "technique=transfer", "technique.source=base", "device=cpu", f"study.folder={folder}/all"]
+    overrides = [
+        "experiment=cnn",
+        "technique=transfer",
+        "technique.source=base",
+        "device=cpu",
+        f"study.folder={folder}/all",
+    ]
     composer = Composer(overrides, [str(folder)])
     composer.compose()
     return composer
@@ -52,12 +58,20 @@ def test_a_missing_source_is_trained_once_and_reused(tmp_path: Path) -> None:
     [
         (
             BASE.replace("0.6", "1.1"),
-            "technique.source: experiment base is no source, since it does not reach its own target: outcome MISSED: accuracy >= 1.1",
+            (
+                "technique.source: experiment base is no source, since it does not reach its own"
+                " target: outcome MISSED: accuracy >= 1.1"
+            ),
         ),
-        (BASE.replace("64", "1"), "technique.source: experiment base: data.num_train: found 1, accepted is 2 to "),
+        (
+            BASE.replace("64", "1"),
+            "technique.source: experiment base: data.num_train: found 1, accepted is 2 to ",
+        ),
     ],
 )
-def test_a_source_that_cannot_be_trained_is_one_line(tmp_path: Path, source: str, said: str) -> None:
+def test_a_source_that_cannot_be_trained_is_one_line(
+    tmp_path: Path, source: str, said: str
+) -> None:
     composer = composed(tmp_path, source)
     with pytest.raises(ConfigError) as refused:
         train_missing_sources(composer, lambda line: None)

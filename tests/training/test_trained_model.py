@@ -21,10 +21,16 @@ def simple_cnn() -> SimpleCNN:
     return SimpleCNN(input_shape=SHAPE, num_classes=3, widths=[4], norm="batch").eval()
 
 
-def test_a_model_comes_back_as_evaluations_score_it(tmp_path: Path, trial_config: MakeTrialConfig) -> None:
+def test_a_model_comes_back_as_evaluations_score_it(
+    tmp_path: Path, trial_config: MakeTrialConfig
+) -> None:
     model = simple_cnn()
-    config = replace(trial_config(), model=NODE, views={"_target_": "autotune.training.views.mirrored"})
-    metadata = weights_metadata(config, input_shape=SHAPE, num_classes=3, evaluation=None, origin={})
+    config = replace(
+        trial_config(), model=NODE, views={"_target_": "autotune.training.views.mirrored"}
+    )
+    metadata = weights_metadata(
+        config, input_shape=SHAPE, num_classes=3, evaluation=None, origin={}
+    )
     save_weights(tmp_path / "best.safetensors", model.state_dict(), metadata)
     again, example = scored_model(tmp_path / "best.safetensors", ())
     inputs = torch.rand(5, *SHAPE)
@@ -32,9 +38,13 @@ def test_a_model_comes_back_as_evaluations_score_it(tmp_path: Path, trial_config
     assert (example.shape, example.dtype) == ((2, *SHAPE), torch.float32)
 
 
-def test_the_weights_of_a_training_function_say_that_they_name_no_model(tmp_path: Path, trial_config: MakeTrialConfig) -> None:
+def test_the_weights_of_a_training_function_say_that_they_name_no_model(
+    tmp_path: Path, trial_config: MakeTrialConfig
+) -> None:
     config = replace(trial_config(), training={"_target_": "mine.train"})
-    metadata = weights_metadata(config, input_shape=(), num_classes=None, evaluation=None, origin={})
+    metadata = weights_metadata(
+        config, input_shape=(), num_classes=None, evaluation=None, origin={}
+    )
     save_weights(tmp_path / "best.safetensors", {"weight": torch.ones(2)}, metadata)
     with pytest.raises(DataError, match="a training function of one's own made its model"):
         scored_model(tmp_path / "best.safetensors", ())

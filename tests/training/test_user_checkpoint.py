@@ -1,4 +1,6 @@
-"""A training function that saves what it could go on from can be paused, and goes on as if it had not been."""
+"""A training function that saves what it could go on from can be paused, and goes on as if it
+had not been.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +23,10 @@ MakeConfig = Callable[..., TrialConfig]
 
 
 def learning(checkpoint: autotune.Checkpoint, num_epochs: int, lr: float = 0.1) -> None:
-    """Fits a line to noise drawn anew each epoch, so that random numbers matter; reports the loss."""
+    """Fits a line to noise drawn anew each epoch, so that random numbers matter.
+
+    Reports the loss.
+    """
     model = nn.Linear(1, 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     state = checkpoint.load({"model": model, "optimizer": optimizer})
@@ -74,9 +79,13 @@ def saving(checkpoint: autotune.Checkpoint, what: str) -> None:
 
 @pytest.fixture
 def own(trial_config: MakeConfig) -> MakeConfig:
-    """Makes configurations of a training function here, to be trained until its metric is at most -100."""
+    """Makes configurations of a training function here, to be trained until its metric is at
+    most -100.
+    """
 
-    def make(function: Callable[..., Any], *, value: float = -100.0, **arguments: Any) -> TrialConfig:
+    def make(
+        function: Callable[..., Any], *, value: float = -100.0, **arguments: Any
+    ) -> TrialConfig:
         return trial_config(
             training={"_target_": f"{__name__}.{function.__name__}", **arguments},
             target=Target(metric="score", value=value, mode="min", max_train_seconds=1e9),
@@ -103,18 +112,31 @@ def paused_after(config: TrialConfig, num_evaluations: int, folder: Path) -> lis
 
 
 @pytest.mark.parametrize("num_before", [1, 3, 6])
-def test_a_paused_training_goes_on_as_if_it_had_not_been(own: MakeConfig, tmp_path: Path, num_before: int) -> None:
+def test_a_paused_training_goes_on_as_if_it_had_not_been(
+    own: MakeConfig, tmp_path: Path, num_before: int
+) -> None:
     config = own(learning, num_epochs=7)
     whole = list(start_training(config))
-    parts = [*paused_after(config, num_before, tmp_path), *start_training(config, paused_folder=tmp_path)]
-    assert [evaluation.metric for evaluation in parts] == [evaluation.metric for evaluation in whole]
-    assert [(evaluation.step, evaluation.epoch) for evaluation in parts] == [(epoch, epoch) for epoch in range(1, 8)]
+    parts = [
+        *paused_after(config, num_before, tmp_path),
+        *start_training(config, paused_folder=tmp_path),
+    ]
+    assert [evaluation.metric for evaluation in parts] == [
+        evaluation.metric for evaluation in whole
+    ]
+    assert [(evaluation.step, evaluation.epoch) for evaluation in parts] == [
+        (epoch, epoch) for epoch in range(1, 8)
+    ]
     seconds = [evaluation.train_seconds for evaluation in parts]
     assert seconds == sorted(seconds)
 
 
-@pytest.mark.parametrize(("function", "fresh"), [(not_saving, [False, False]), (saving_once, [True, False])])
-def test_a_training_can_be_paused_at_a_report_that_it_saved_for(own: MakeConfig, function: Callable[..., Any], fresh: list[bool]) -> None:
+@pytest.mark.parametrize(
+    ("function", "fresh"), [(not_saving, [False, False]), (saving_once, [True, False])]
+)
+def test_a_training_can_be_paused_at_a_report_that_it_saved_for(
+    own: MakeConfig, function: Callable[..., Any], fresh: list[bool]
+) -> None:
     training = start_training(own(function))
     found = []
     for _ in fresh:
@@ -126,8 +148,13 @@ def test_a_training_can_be_paused_at_a_report_that_it_saved_for(own: MakeConfig,
     assert current() is None
 
 
-def test_the_weights_of_a_training_that_reached_its_target_are_written(own: MakeConfig, tmp_path: Path) -> None:
-    training = start_training(own(learning, num_epochs=500, lr=0.1, value=0.01), weights_path=tmp_path / "weights.safetensors")
+def test_the_weights_of_a_training_that_reached_its_target_are_written(
+    own: MakeConfig, tmp_path: Path
+) -> None:
+    training = start_training(
+        own(learning, num_epochs=500, lr=0.1, value=0.01),
+        weights_path=tmp_path / "weights.safetensors",
+    )
     last = list(training)[-1]
     assert last.outcome is Outcome.REACHED
     weights, metadata = read_weights(tmp_path / "weights.safetensors")
@@ -138,13 +165,32 @@ def test_the_weights_of_a_training_that_reached_its_target_are_written(own: Make
 @pytest.mark.parametrize(
     ("function", "error", "said"),
     [
-        (never_loading, ConfigError, "never_loading was paused, and reported before it called checkpoint.load"),
-        (loading_another, ConfigError, "checkpoint.load: 'network' was not saved; saved are number"),
-        (failing_to_load, StateError, "cannot continue from the state that it was paused with: KeyError: 'model.embeddings.weight'$"),
+        (
+            never_loading,
+            ConfigError,
+            "never_loading was paused, and reported before it called checkpoint.load",
+        ),
+        (
+            loading_another,
+            ConfigError,
+            "checkpoint.load: 'network' was not saved; saved are number",
+        ),
+        (
+            failing_to_load,
+            StateError,
+            (
+                "cannot continue from the state that it was paused with: KeyError:"
+                " 'model.embeddings.weight'$"
+            ),
+        ),
     ],
 )
 def test_a_function_that_cannot_go_on_says_why(
-    own: MakeConfig, tmp_path: Path, function: Callable[..., Any], error: type[AutotuneError], said: str
+    own: MakeConfig,
+    tmp_path: Path,
+    function: Callable[..., Any],
+    error: type[AutotuneError],
+    said: str,
 ) -> None:
     config = own(function)
     paused_after(config, 1, tmp_path)

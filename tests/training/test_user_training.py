@@ -49,10 +49,22 @@ def reporting(report: Report, num_evaluations: int, step: float = 0.25) -> None:
         report(index * step, samples=100 * (index + 1))
 
 
-def telling(config: TrialConfig, seed: int, device: torch.device, clock: TrainingClock) -> Iterator[Mapping[str, Any]]:
+def telling(
+    config: TrialConfig, seed: int, device: torch.device, clock: TrainingClock
+) -> Iterator[Mapping[str, Any]]:
     """Yields what it was given, as far as numbers can tell."""
-    given = isinstance(config, TrialConfig) and isinstance(device, torch.device) and isinstance(clock, TrainingClock)
-    yield {"metric": float(given), "loss": float(torch.rand(1)), "step": 7, "epoch": 0.5, "samples": seed}
+    given = (
+        isinstance(config, TrialConfig)
+        and isinstance(device, torch.device)
+        and isinstance(clock, TrainingClock)
+    )
+    yield {
+        "metric": float(given),
+        "loss": float(torch.rand(1)),
+        "step": 7,
+        "epoch": 0.5,
+        "samples": seed,
+    }
 
 
 def failing(report: Report) -> None:
@@ -115,10 +127,18 @@ MakeConfig = Callable[..., TrialConfig]
 def own(trial_config: MakeConfig) -> MakeConfig:
     """Makes configurations of a training function here; targets 0.5, and no time limit."""
 
-    def make(function: Callable[..., Any], *, max_train_seconds: float = 1e9, seed: int = 0, **arguments: Any) -> TrialConfig:
+    def make(
+        function: Callable[..., Any],
+        *,
+        max_train_seconds: float = 1e9,
+        seed: int = 0,
+        **arguments: Any,
+    ) -> TrialConfig:
         return trial_config(
             training={"_target_": f"{__name__}.{function.__name__}", **arguments},
-            target=Target(metric="score", value=0.5, mode="max", max_train_seconds=max_train_seconds),
+            target=Target(
+                metric="score", value=0.5, mode="max", max_train_seconds=max_train_seconds
+            ),
             allowed_targets=(__name__,),
             seed=seed,
         )
@@ -150,7 +170,9 @@ both_kinds = pytest.mark.parametrize("function", [rising, reporting])
 
 
 @both_kinds
-def test_a_function_runs_until_it_reaches_the_target(own: MakeConfig, function: Callable[..., Any]) -> None:
+def test_a_function_runs_until_it_reaches_the_target(
+    own: MakeConfig, function: Callable[..., Any]
+) -> None:
     evaluations = run(own(function, num_evaluations=10))
     assert [each.metric for each in evaluations] == [0, 0.25, 0.5]
     assert [each.outcome for each in evaluations] == [None, None, Outcome.REACHED]
@@ -166,8 +188,12 @@ def test_a_function_is_given_what_its_signature_names(own: MakeConfig) -> None:
     assert first.loss != other.loss
 
 
-@pytest.mark.parametrize(("function", "frame"), [(failing, "failing"), (failing_generator, "failing_generator")])
-def test_an_exception_surfaces_with_its_traceback(own: MakeConfig, function: Callable[..., Any], frame: str) -> None:
+@pytest.mark.parametrize(
+    ("function", "frame"), [(failing, "failing"), (failing_generator, "failing_generator")]
+)
+def test_an_exception_surfaces_with_its_traceback(
+    own: MakeConfig, function: Callable[..., Any], frame: str
+) -> None:
     training = start_training(own(function))
     next(training)
     with pytest.raises(ZeroDivisionError, match="the batch was empty") as raised:
@@ -177,7 +203,9 @@ def test_an_exception_surfaces_with_its_traceback(own: MakeConfig, function: Cal
 
 
 @pytest.mark.parametrize("function", [in_phases, in_phases_reported])
-def test_building_and_evaluating_are_not_training(own: MakeConfig, ticking: Ticking, function: Callable[..., Any]) -> None:
+def test_building_and_evaluating_are_not_training(
+    own: MakeConfig, ticking: Ticking, function: Callable[..., Any]
+) -> None:
     first, second, third = run(own(function))
     assert 1000 <= first.build_seconds < 1020
     assert 20 <= first.train_seconds < 40
@@ -208,7 +236,9 @@ def test_the_thread_ends_with_a_training_that_is_stopped(own: MakeConfig) -> Non
         ("high", "accuracy", "reported accuracy as str, accepted is a number"),
     ],
 )
-def test_a_report_of_the_wrong_kind_is_refused_in_one_line(own: MakeConfig, value: Any, key: str, said: str) -> None:
+def test_a_report_of_the_wrong_kind_is_refused_in_one_line(
+    own: MakeConfig, value: Any, key: str, said: str
+) -> None:
     with pytest.raises(ConfigError, match=said) as refused:
         run(own(saying, value=value, key=key))
     assert "\n" not in str(refused.value)
@@ -219,7 +249,11 @@ def test_a_report_of_the_wrong_kind_is_refused_in_one_line(own: MakeConfig, valu
 def test_the_metric_goes_by_its_own_name_too(own: MakeConfig, said: dict[str, float]) -> None:
     for function in (yielding, reporting_by_name, reporting_a_mapping):
         (evaluation,) = run(own(function, said=said))
-        assert (evaluation.metric, evaluation.metrics, evaluation.outcome) == (0.5, {"f1": 0.1}, Outcome.REACHED)
+        assert (evaluation.metric, evaluation.metrics, evaluation.outcome) == (
+            0.5,
+            {"f1": 0.1},
+            Outcome.REACHED,
+        )
 
 
 def yielding(said: Mapping[str, float]) -> Iterator[Mapping[str, float]]:
@@ -234,7 +268,9 @@ def reporting_a_mapping(report: Report, said: Mapping[str, float]) -> None:
     report(dict(said))
 
 
-def test_a_report_from_another_thread_is_told_where_the_thread_does_not_tell_it(own: MakeConfig) -> None:
+def test_a_report_from_another_thread_is_told_where_the_thread_does_not_tell_it(
+    own: MakeConfig,
+) -> None:
     with pytest.raises(ConfigError, match="accepted is the thread that trains"):
         run(own(reporting_aside))
 
@@ -274,18 +310,35 @@ def test_a_report_from_a_process_that_the_function_starts_is_refused_there(own: 
 
 @pytest.mark.parametrize(
     ("limits", "reached"),
-    [({"at_most": 20}, 3), ({"at_least": 35}, 0), ({"at_most": 30, "at_least": 25}, 2), ({"at_most": 5}, None)],
+    [
+        ({"at_most": 20}, 3),
+        ({"at_least": 35}, 0),
+        ({"at_most": 30, "at_least": 25}, 2),
+        ({"at_most": 5}, None),
+    ],
 )
 def test_an_evaluation_reaches_the_target_only_where_it_keeps_the_constraints(
     own: MakeConfig, limits: dict[str, float], reached: int | None
 ) -> None:
     config = own(getting_lighter)
-    target = Target(metric="accuracy", value=0.5, mode="max", max_train_seconds=1e9, constraints={"latency": limits})
+    target = Target(
+        metric="accuracy",
+        value=0.5,
+        mode="max",
+        max_train_seconds=1e9,
+        constraints={"latency": limits},
+    )
     evaluations = run(replace(config, target=target))
     outcomes = [evaluation.outcome for evaluation in evaluations]
-    assert outcomes == [None] * (3 if reached is None else reached) + [Outcome.REACHED if reached is not None else None]
+    assert outcomes == [None] * (3 if reached is None else reached) + [
+        Outcome.REACHED if reached is not None else None
+    ]
     shortfalls = [evaluation.shortfall(target) for evaluation in evaluations]
-    assert all(shortfall > 0 for shortfall, outcome in zip(shortfalls, outcomes, strict=True) if outcome is None)
+    assert all(
+        shortfall > 0
+        for shortfall, outcome in zip(shortfalls, outcomes, strict=True)
+        if outcome is None
+    )
 
 
 def getting_lighter() -> Iterator[Mapping[str, float]]:
@@ -301,9 +354,14 @@ def test_a_function_that_never_reports_is_refused(own: MakeConfig) -> None:
 
 
 def test_a_function_with_other_arguments_is_refused_before_it_runs(own: MakeConfig) -> None:
-    with pytest.raises(ConfigError, match="unable: missing a required argument: 'batch_size'; it takes batch_size"):
+    with pytest.raises(
+        ConfigError, match="unable: missing a required argument: 'batch_size'; it takes batch_size"
+    ):
         check_training(own(unable))
-    with pytest.raises(ConfigError, match="unable: got an unexpected keyword argument 'batches'; it takes batch_size"):
+    with pytest.raises(
+        ConfigError,
+        match="unable: got an unexpected keyword argument 'batches'; it takes batch_size",
+    ):
         check_training(own(unable, batch_size=1, batches=1))
     for function in (rising, reporting):
         check_own(own(function, num_evaluations=1))

@@ -19,11 +19,15 @@ def images() -> Tensor:
 
 
 def test_mirrored_is_the_mean_for_image_and_mirror_image(model: nn.Module, images: Tensor) -> None:
-    assert torch.allclose(mirrored(model, images), torch.stack([model(images), model(images.flip(-1))]).mean(0))
+    assert torch.allclose(
+        mirrored(model, images), torch.stack([model(images), model(images.flip(-1))]).mean(0)
+    )
     assert torch.allclose(mirrored(model, images), mirrored(model, images.flip(-1)))
 
 
-def test_six_views_weigh_the_images_and_the_moved_images_alike(model: nn.Module, images: Tensor) -> None:
+def test_six_views_weigh_the_images_and_the_moved_images_alike(
+    model: nn.Module, images: Tensor
+) -> None:
     padded = functional.pad(images, (1, 1, 1, 1), mode="reflect")
     expected = torch.zeros(6, 5)
     for mirror in (False, True):

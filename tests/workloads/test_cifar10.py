@@ -22,7 +22,9 @@ Batches = dict[str, tuple[np.ndarray, np.ndarray]]
 
 @pytest.fixture
 def batches() -> Batches:
-    """Images ``[20, 3072]`` whose first two bytes say where they are from, and labels, two of each class."""
+    """Images ``[20, 3072]`` whose first two bytes say where they are from, and labels, two of
+    each class.
+    """
     made = {}
     for number, name in enumerate([*TRAIN_NAMES, "test_batch"]):
         images = np.random.default_rng(number).integers(0, 256, (NUM_RECORDS, 3072), dtype=np.uint8)
@@ -32,7 +34,9 @@ def batches() -> Batches:
 
 
 def as_python_2_pickle(value: object) -> bytes:
-    """Pickle as Python 2 and its NumPy did, as the official files hold it: protocol 2, and bytes as its plain strings."""
+    """Pickle as Python 2 and its NumPy did, as the official files hold it: protocol 2, and bytes
+    as its plain strings.
+    """
     content = bytearray(pickle.dumps(value, protocol=3))
     python_2_code = {"SHORT_BINBYTES": b"U", "BINBYTES": b"T", "BINUNICODE": b"T"}
     for opcode, _, position in pickletools.genops(bytes(content)):
@@ -44,10 +48,18 @@ def as_python_2_pickle(value: object) -> bytes:
 
 def official_files(batches: Batches, form: str) -> dict[str, bytes]:
     if form == "bin":
-        return {f"{name}.bin": np.hstack([labels[:, None], images]).tobytes() for name, (images, labels) in batches.items()}
+        return {
+            f"{name}.bin": np.hstack([labels[:, None], images]).tobytes()
+            for name, (images, labels) in batches.items()
+        }
     return {
         name: as_python_2_pickle(
-            {b"batch_label": b"a batch", b"labels": labels.tolist(), b"data": images, b"filenames": [b"a.png"] * NUM_RECORDS}
+            {
+                b"batch_label": b"a batch",
+                b"labels": labels.tolist(),
+                b"data": images,
+                b"filenames": [b"a.png"] * NUM_RECORDS,
+            }
         )
         for name, (images, labels) in batches.items()
     }
@@ -94,7 +106,10 @@ def where_from(images: torch.Tensor) -> set[tuple[int, int]]:
 @pytest.mark.parametrize("write", [in_folder, as_root, in_archive])
 @pytest.mark.parametrize("form", ["bin", "py"])
 def test_every_official_form_is_read_whole(
-    tmp_path: Path, batches: Batches, form: str, write: Callable[[Path, str, dict[str, bytes]], Path]
+    tmp_path: Path,
+    batches: Batches,
+    form: str,
+    write: Callable[[Path, str, dict[str, bytes]], Path],
 ) -> None:
     splits = cifar10(write(tmp_path, form, official_files(batches, form)))
     transform = splits.pop("transform")
@@ -103,9 +118,13 @@ def test_every_official_form_is_read_whole(
         "validation": (10, 3, 32, 32),
         "test": (20, 3, 32, 32),
     }
-    train, validation, test = (where_from(splits[name][0]) for name in ("train", "validation", "test"))
+    train, validation, test = (
+        where_from(splits[name][0]) for name in ("train", "validation", "test")
+    )
     assert not train & validation
-    assert train | validation == {(number, index) for number in range(5) for index in range(NUM_RECORDS)}
+    assert train | validation == {
+        (number, index) for number in range(5) for index in range(NUM_RECORDS)
+    }
     assert test == {(5, index) for index in range(NUM_RECORDS)}
     assert splits["validation"][1].bincount().tolist() == [1] * 10
     inputs, targets = splits["test"]
@@ -116,15 +135,21 @@ def test_every_official_form_is_read_whole(
     assert np.allclose(transform(inputs)[:, 2].numpy(), expected, atol=1e-5)
 
 
-def test_by_the_records_protocol_all_training_images_are_trained_on_and_the_test_images_scored(tmp_path: Path, batches: Batches) -> None:
+def test_by_the_records_protocol_all_training_images_are_trained_on_and_the_test_images_scored(
+    tmp_path: Path, batches: Batches
+) -> None:
     splits = cifar10(in_folder(tmp_path, "bin", official_files(batches, "bin")), validation="test")
     assert sorted(splits) == ["train", "transform", "validation"]
-    assert where_from(splits["train"][0]) == {(number, index) for number in range(5) for index in range(NUM_RECORDS)}
+    assert where_from(splits["train"][0]) == {
+        (number, index) for number in range(5) for index in range(NUM_RECORDS)
+    }
     assert splits["validation"][1].tolist() == batches["test_batch"][1].tolist()
 
 
 @pytest.mark.parametrize("validation", ["held_out", "test"])
-def test_a_part_of_the_samples_has_each_class_in_its_share(tmp_path: Path, batches: Batches, validation: str) -> None:
+def test_a_part_of_the_samples_has_each_class_in_its_share(
+    tmp_path: Path, batches: Batches, validation: str
+) -> None:
     root = in_folder(tmp_path, "bin", official_files(batches, "bin"))
     whole = cifar10(root, validation=validation)
     part = cifar10(root, validation=validation, num_train=30, num_validation=10)
@@ -164,7 +189,9 @@ def test_nothing_there_says_what_is_accepted_and_how_to_fetch_it(tmp_path: Path)
     assert "data.download=true" in message
 
 
-def test_whole_archive_beside_an_unfinished_folder_is_read(tmp_path: Path, batches: Batches) -> None:
+def test_whole_archive_beside_an_unfinished_folder_is_read(
+    tmp_path: Path, batches: Batches
+) -> None:
     files = official_files(batches, "bin")
     in_folder(tmp_path, "bin", {"data_batch_1.bin": files["data_batch_1.bin"]})
     splits = cifar10(in_archive(tmp_path, "bin", files))
@@ -183,7 +210,9 @@ class RunsOnUnpickling:
 
 def test_malicious_pickle_is_refused_and_does_not_run(tmp_path: Path, batches: Batches) -> None:
     files = official_files(batches, "py")
-    files["data_batch_4"] = pickle.dumps({b"data": RunsOnUnpickling(tmp_path / "ran"), b"labels": [1]}, protocol=2)
+    files["data_batch_4"] = pickle.dumps(
+        {b"data": RunsOnUnpickling(tmp_path / "ran"), b"labels": [1]}, protocol=2
+    )
     message = refused(in_folder(tmp_path, "py", files))
     assert "data_batch_4" in message
     assert "only NumPy arrays are read" in message
@@ -204,9 +233,13 @@ def test_malicious_pickle_is_refused_and_does_not_run(tmp_path: Path, batches: B
         ("py", as_python_2_pickle({b"data": np.zeros((1, 3072)), b"labels": [1]})),
     ],
 )
-def test_a_damaged_batch_is_refused(tmp_path: Path, batches: Batches, form: str, content: bytes) -> None:
+def test_a_damaged_batch_is_refused(
+    tmp_path: Path, batches: Batches, form: str, content: bytes
+) -> None:
     name = "data_batch_3.bin" if form == "bin" else "data_batch_3"
-    assert f"{name} is no batch of CIFAR-10" in refused(in_folder(tmp_path, form, official_files(batches, form) | {name: content}))
+    assert f"{name} is no batch of CIFAR-10" in refused(
+        in_folder(tmp_path, form, official_files(batches, form) | {name: content})
+    )
 
 
 def test_a_damaged_archive_is_refused(tmp_path: Path, batches: Batches) -> None:

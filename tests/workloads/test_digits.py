@@ -33,7 +33,8 @@ def test_digits_are_the_same_whatever_the_trial_seed() -> None:
 
 def test_no_digit_is_in_two_splits() -> None:
     images = torch.cat([inputs for inputs, _ in digits().values()]).flatten(1)
-    assert len({image.numpy().tobytes() for image in images}) == 1797  # no two of the 1,797 images are alike
+    # no two of the 1,797 images are alike
+    assert len({image.numpy().tobytes() for image in images}) == 1797
 
 
 def test_a_part_of_the_classes_is_relabelled_and_split_in_the_same_proportion() -> None:
@@ -45,7 +46,9 @@ def test_a_part_of_the_classes_is_relabelled_and_split_in_the_same_proportion() 
     mean_of = {label: part["train"][0][part["train"][1] == label].mean(0) for label in (0, 1)}
     for label, digit in ((0, 7), (1, 5)):
         images = whole["train"][0][whole["train"][1] == digit].mean(0)
-        assert torch.corrcoef(torch.stack([images.flatten(), mean_of[label].flatten()]))[0, 1] > 0.95
+        assert (
+            torch.corrcoef(torch.stack([images.flatten(), mean_of[label].flatten()]))[0, 1] > 0.95
+        )
 
 
 def test_few_labels_are_some_of_the_training_samples_of_every_class() -> None:
@@ -62,7 +65,10 @@ def test_few_labels_are_some_of_the_training_samples_of_every_class() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"classes": [1]}, r"data\.classes: found \[1\], accepted are two or more different digits, 0 to 9"),
+        (
+            {"classes": [1]},
+            r"data\.classes: found \[1\], accepted are two or more different digits, 0 to 9",
+        ),
         ({"classes": [1, 1]}, r"data\.classes: found \[1, 1\]"),
         ({"classes": [1, 10]}, r"data\.classes: found \[1, 10\]"),
         ({"num_train": 9}, r"data\.num_train: found 9, accepted is 10 to 1197"),

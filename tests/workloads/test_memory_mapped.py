@@ -1,4 +1,6 @@
-"""Data sets mapped from NumPy files: read a batch at a time, standardised where they are trained on."""
+"""Data sets mapped from NumPy files: read a batch at a time, standardised where they are trained
+on.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -34,13 +36,19 @@ def test_inputs_stay_in_the_file_and_are_standardised_a_batch_at_a_time(tmp_path
     assert isinstance(splits["train"][0], np.memmap)
     assert "test" not in splits
     batch = splits["transform"](torch.from_numpy(BYTES[3:5]))
-    wanted = (BYTES[3:5] / 255 - np.array([0.1, 0.2, 0.3]).reshape(1, 3, 1, 1)) / np.array([0.5, 0.25, 2.0]).reshape(1, 3, 1, 1)
+    wanted = (BYTES[3:5] / 255 - np.array([0.1, 0.2, 0.3]).reshape(1, 3, 1, 1)) / np.array(
+        [0.5, 0.25, 2.0]
+    ).reshape(1, 3, 1, 1)
     np.testing.assert_allclose(batch.numpy(), wanted, rtol=1e-5)
 
 
 def test_a_test_split_is_taken_where_it_is_there_and_tokens_are_left_alone(tmp_path: Path) -> None:
     tokens = np.arange(20).reshape(10, 2)
-    names = [f"{split}_{part}" for split in ("train", "validation", "test") for part in ("inputs", "targets")]
+    names = [
+        f"{split}_{part}"
+        for split in ("train", "validation", "test")
+        for part in ("inputs", "targets")
+    ]
     splits = read(write(tmp_path, **dict.fromkeys(names, tokens)))
     assert set(splits) == {"train", "validation", "test"}
 
@@ -48,14 +56,24 @@ def test_a_test_split_is_taken_where_it_is_there_and_tokens_are_left_alone(tmp_p
 @pytest.mark.parametrize(
     ("arrays", "settings", "said"),
     [
-        ({}, {"mean": [0.1, 0.2], "std": [1.0, 1.0]}, "give mean and std of each of the 3 channels, or neither"),
+        (
+            {},
+            {"mean": [0.1, 0.2], "std": [1.0, 1.0]},
+            "give mean and std of each of the 3 channels, or neither",
+        ),
         ({}, {"mean": [0.1, 0.2, 0.3]}, "give mean and std of each of the 3 channels, or neither"),
         ({}, {"scale": 0}, "scale and std must be above 0"),
         ({"train_inputs": np.float32(3)}, {}, "train_inputs.npy holds no array [samples, ...]"),
-        ({"train_inputs": np.array([{"a": 1}], dtype=object)}, {}, "train_inputs.npy cannot be mapped"),
+        (
+            {"train_inputs": np.array([{"a": 1}], dtype=object)},
+            {},
+            "train_inputs.npy cannot be mapped",
+        ),
     ],
 )
-def test_what_cannot_be_read_is_one_line(tmp_path: Path, arrays: dict[str, Any], settings: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_read_is_one_line(
+    tmp_path: Path, arrays: dict[str, Any], settings: dict[str, Any], said: str
+) -> None:
     with pytest.raises(DataError) as refused:
         read(write(tmp_path, **arrays), **settings)
     assert said in str(refused.value)

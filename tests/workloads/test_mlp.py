@@ -26,7 +26,10 @@ def model_with(**changes: Any) -> MLP:
     [
         ({}, [nn.Linear, nn.ReLU] * 2),
         ({"norm": "batch", "activation": "silu"}, [nn.Linear, nn.BatchNorm1d, nn.SiLU] * 2),
-        ({"norm": "layer", "activation": "gelu", "dropout": 0.2}, [nn.Linear, nn.LayerNorm, nn.GELU, nn.Dropout] * 2),
+        (
+            {"norm": "layer", "activation": "gelu", "dropout": 0.2},
+            [nn.Linear, nn.LayerNorm, nn.GELU, nn.Dropout] * 2,
+        ),
         ({"widths": [7], "activation": "tanh"}, [nn.Linear, nn.Tanh]),
         ({"widths": []}, []),
     ],
@@ -56,7 +59,10 @@ def test_any_input_is_flattened() -> None:
         ({"num_classes": 0}, "model: num_classes is 0"),
         ({"widths": [5, 0]}, r"model\.widths: found \[5, 0\]"),
         ({"norm": "group"}, r"model\.norm: found 'group', accepted are batch, layer, none"),
-        ({"activation": "sine"}, r"model\.activation: found 'sine', accepted are relu, gelu, silu, tanh"),
+        (
+            {"activation": "sine"},
+            r"model\.activation: found 'sine', accepted are relu, gelu, silu, tanh",
+        ),
         ({"dropout": -0.1}, r"model\.dropout: found -0\.1"),
     ],
 )
@@ -67,5 +73,7 @@ def test_what_cannot_be_built_is_refused_in_one_line(change: dict[str, Any], mes
 
 
 def test_tokens_are_refused_in_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"model: found inputs of torch\.int64, accepted are floating-point"):
+    with pytest.raises(
+        ConfigError, match=r"model: found inputs of torch\.int64, accepted are floating-point"
+    ):
         model_with()(torch.zeros(2, 6, dtype=torch.int64))

@@ -7,7 +7,13 @@ from torch import nn
 from autotune.errors import ConfigError
 from autotune.workloads.resnet9 import ResidualPair, ResNet9
 
-SETTINGS: dict[str, Any] = {"input_shape": (3, 32, 32), "num_classes": 10, "widths": [4, 8, 8, 16], "norm": "batch", "logits_scale": 0.125}
+SETTINGS: dict[str, Any] = {
+    "input_shape": (3, 32, 32),
+    "num_classes": 10,
+    "widths": [4, 8, 8, 16],
+    "norm": "batch",
+    "logits_scale": 0.125,
+}
 
 
 def count(model: nn.Module) -> int:
@@ -19,7 +25,9 @@ def test_at_its_usual_widths_it_has_the_parameters_it_is_known_for() -> None:
         model = ResNet9(**SETTINGS | {"widths": [64, 128, 256, 512]})
     convolutions = [each for each in model.modules() if isinstance(each, nn.Conv2d)]
     assert len(convolutions) + 1 == 9
-    assert sum(count(each) for each in convolutions) == 9 * (3 * 64 + 64 * 128 + 2 * 128**2 + 128 * 256 + 256 * 512 + 2 * 512**2)
+    assert sum(count(each) for each in convolutions) == 9 * (
+        3 * 64 + 64 * 128 + 2 * 128**2 + 128 * 256 + 256 * 512 + 2 * 512**2
+    )
     assert count(model) == 6_573_120
 
 
@@ -28,7 +36,11 @@ def test_at_its_usual_widths_it_has_the_parameters_it_is_known_for() -> None:
 def test_images_of_any_size_become_logits(norm: str, input_shape: tuple[int, int, int]) -> None:
     model = ResNet9(**SETTINGS | {"norm": norm, "input_shape": input_shape})
     assert model(torch.randn(2, *input_shape)).shape == (2, 10)
-    assert all((each.bias is not None) is (norm == "none") for each in model.modules() if isinstance(each, nn.Conv2d))
+    assert all(
+        (each.bias is not None) is (norm == "none")
+        for each in model.modules()
+        if isinstance(each, nn.Conv2d)
+    )
 
 
 def test_a_residual_pair_adds_its_convolutions_to_its_input() -> None:

@@ -31,7 +31,9 @@ def make(**settings: Any) -> SpeedCNN:
 
 @pytest.fixture
 def images() -> Tensor:
-    """Smooth images ``[60, 3, 16, 16]``, neighbours and channels of which are correlated, and whose mean is not 0."""
+    """Smooth images ``[60, 3, 16, 16]``, neighbours and channels of which are correlated, and
+    whose mean is not 0.
+    """
     torch.manual_seed(0)
     noise = torch.randn(60, 1, 18, 18) + 0.3 * torch.randn(60, 3, 18, 18)
     return functional.avg_pool2d(noise, 3, stride=1) + torch.randn(60, 3, 1, 1) + 0.5
@@ -45,14 +47,18 @@ def test_whitened_patches_have_an_identity_second_moment(images: Tensor) -> None
     assert torch.allclose(outputs @ outputs.T / outputs.shape[1], torch.eye(12), atol=1e-2)
 
 
-def test_what_varies_most_comes_first_and_eps_keeps_what_hardly_varies_small(images: Tensor) -> None:
+def test_what_varies_most_comes_first_and_eps_keeps_what_hardly_varies_small(
+    images: Tensor,
+) -> None:
     outputs = functional.conv2d(images, whitening_filters(images, 0.05)).square().mean((0, 2, 3))
     assert torch.equal(outputs, outputs.sort(descending=True).values)
     assert outputs[0] > 0.9
     assert outputs[-1] < 0.5
 
 
-def test_the_first_layer_is_the_whitening_filters_and_their_negatives_and_only_its_bias_is_trained(images: Tensor) -> None:
+def test_the_first_layer_is_the_whitening_filters_and_their_negatives_and_only_its_bias_is_trained(
+    images: Tensor,
+) -> None:
     model = make(whitening_samples=40)
     model.initialise_from(images)
     filters = whitening_filters(images[:40], 1e-6)
@@ -76,17 +82,23 @@ def test_without_whitening_the_first_layer_is_trained_and_left_as_it_is(images: 
 
 def test_a_dirac_start_passes_the_input_channels_through() -> None:
     inputs = torch.randn(2, 24, 8, 8)
-    convolutions = [each for group in make().groups for each in group if isinstance(each, nn.Conv2d)]
+    convolutions = [
+        each for group in make().groups for each in group if isinstance(each, nn.Conv2d)
+    ]
     assert [each.in_channels for each in convolutions] == [24, 32, 32, 48]
     outputs = convolutions[0](inputs)
     assert torch.equal(outputs[:, :24], inputs)
     assert not outputs[:, 24:].abs().amin((0, 2, 3)).eq(0).any()
-    narrower = next(each for each in make(widths=[16]).groups.modules() if isinstance(each, nn.Conv2d))
+    narrower = next(
+        each for each in make(widths=[16]).groups.modules() if isinstance(each, nn.Conv2d)
+    )
     assert torch.equal(narrower(inputs), inputs[:, :16])
 
 
 def test_without_a_dirac_start_all_filters_are_random() -> None:
-    convolution = next(each for each in make(dirac=False).groups.modules() if isinstance(each, nn.Conv2d))
+    convolution = next(
+        each for each in make(dirac=False).groups.modules() if isinstance(each, nn.Conv2d)
+    )
     assert convolution.weight.ne(0).all()
 
 
@@ -95,7 +107,8 @@ def test_norms_train_their_biases_alone_and_follow_the_newest_batch() -> None:
     norm = next(each for each in model.modules() if isinstance(each, nn.BatchNorm2d))
     assert (norm.weight.requires_grad, norm.bias.requires_grad, norm.eps) == (False, True, 1e-12)
     norm(torch.full((4, 32, 2, 2), 5.0))
-    assert torch.allclose(norm.running_mean, torch.full((32,), 0.4 * 5.0))  # type: ignore[arg-type]  # they are tracked
+    # they are tracked
+    assert torch.allclose(norm.running_mean, torch.full((32,), 0.4 * 5.0))  # type: ignore[arg-type]
 
 
 def test_a_unit_head_starts_with_weights_of_deviation_one() -> None:
@@ -105,7 +118,9 @@ def test_a_unit_head_starts_with_weights_of_deviation_one() -> None:
 
 @pytest.mark.parametrize(("logits_scale", "factor"), [(None, 1 / 48), (0.5, 0.5)])
 @pytest.mark.parametrize("activation", ["gelu", "silu", "relu"])
-def test_logits_are_those_of_the_layers_in_turn(images: Tensor, logits_scale: float | None, factor: float, activation: str) -> None:
+def test_logits_are_those_of_the_layers_in_turn(
+    images: Tensor, logits_scale: float | None, factor: float, activation: str
+) -> None:
     model = make(logits_scale=logits_scale, activation=activation)
     model.initialise_from(images)
     features = getattr(functional, activation)(model.patches(images))
@@ -114,7 +129,9 @@ def test_logits_are_those_of_the_layers_in_turn(images: Tensor, logits_scale: fl
         features = group(features)
         sizes.append(features.shape[2])
     assert sizes == [15, 7, 3]
-    assert torch.allclose(model(images), features.amax((2, 3)) @ model.head.weight.T * factor, atol=1e-6)
+    assert torch.allclose(
+        model(images), features.amax((2, 3)) @ model.head.weight.T * factor, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("size", [8, 12, 16])
@@ -133,7 +150,9 @@ def test_each_trained_parameter_is_of_one_kind() -> None:
         assert set(listed) == {each for each in model.parameters() if each.requires_grad}
         assert all(each.ndim == 4 for each in kinds["filters"])
         assert kinds["head"] == [model.head.weight]
-        assert [each is model.patches.bias for each in kinds.get("whitening_bias", [])] == [True] * model.whitening
+        assert [each is model.patches.bias for each in kinds.get("whitening_bias", [])] == [
+            True
+        ] * model.whitening
 
 
 def test_at_the_records_widths_it_has_the_records_parameters() -> None:
@@ -143,7 +162,14 @@ def test_at_the_records_widths_it_has_the_records_parameters() -> None:
 
 
 def test_every_switch_off_still_learns(images: Tensor) -> None:
-    off = {"whitening": False, "dirac": False, "norm_scale": True, "unit_head": False, "activation": "relu", "logits_scale": 1.0}
+    off = {
+        "whitening": False,
+        "dirac": False,
+        "norm_scale": True,
+        "unit_head": False,
+        "activation": "relu",
+        "logits_scale": 1.0,
+    }
     targets = (images.mean((1, 2, 3)) > 0.5).long()
     for settings in ({}, off):
         torch.manual_seed(0)
@@ -154,7 +180,9 @@ def test_every_switch_off_still_learns(images: Tensor) -> None:
         for _ in range(8):
             loss = functional.cross_entropy(model(images), targets)
             losses.append(loss.item())
-            for parameter, gradient in zip(trained, torch.autograd.grad(loss, trained), strict=True):
+            for parameter, gradient in zip(
+                trained, torch.autograd.grad(loss, trained), strict=True
+            ):
                 parameter.data.sub_(gradient, alpha=0.1)
         assert losses[-1] < 0.8 * losses[0]
 
@@ -165,7 +193,10 @@ def test_every_switch_off_still_learns(images: Tensor) -> None:
         ({"input_shape": (16, 16)}, r"model: input_shape is \[16, 16\], accepted are images"),
         ({"widths": []}, r"model.widths: found \[\]"),
         ({"activation": "tanh"}, "model.activation: found 'tanh', accepted are gelu, silu, relu"),
-        ({"input_shape": (1, 8, 8), "widths": [8, 8, 8]}, "an input of 8x8 is too small for 3 groups, accepted are inputs from 9x9"),
+        (
+            {"input_shape": (1, 8, 8), "widths": [8, 8, 8]},
+            "an input of 8x8 is too small for 3 groups, accepted are inputs from 9x9",
+        ),
     ],
 )
 def test_what_cannot_be_built_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:

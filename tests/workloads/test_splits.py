@@ -18,7 +18,9 @@ def test_split_is_disjoint_whole_and_fixed() -> None:
 
 
 def test_split_keeps_each_class_share() -> None:
-    targets = torch.tensor([0] * 500 + [1] * 300 + [2] * 3)[torch.randperm(803, generator=torch.Generator().manual_seed(0))]
+    targets = torch.tensor([0] * 500 + [1] * 300 + [2] * 3)[
+        torch.randperm(803, generator=torch.Generator().manual_seed(0))
+    ]
     _, held_out = stratified_split(targets, 80)
     counts = targets[held_out].bincount(minlength=3)
     assert counts.sum() == 80
@@ -38,7 +40,9 @@ def test_split_that_leaves_nothing_is_refused(num_held_out: int) -> None:
 
 def test_standardised_images_keep_their_memory_format_and_the_bytes_stay_as_they_are() -> None:
     standardise = Standardise(mean=(0.5, 0.25), std=(0.5, 0.125))
-    images = torch.tensor([[0, 255], [0, 255]], dtype=torch.uint8).view(1, 2, 1, 2).expand(3, 2, 4, 2)
+    images = (
+        torch.tensor([[0, 255], [0, 255]], dtype=torch.uint8).view(1, 2, 1, 2).expand(3, 2, 4, 2)
+    )
     for memory_format in (torch.contiguous_format, torch.channels_last):
         given = images.contiguous(memory_format=memory_format)
         made = standardise(given)

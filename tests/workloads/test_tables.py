@@ -44,14 +44,25 @@ def test_a_missing_number_is_the_mean_and_is_told() -> None:
 
 def test_a_text_is_one_of_those_that_the_training_rows_have() -> None:
     features = encoded(texts("red", "blue", "red", "", "green", "blue"), TRAIN, 3, "a")
-    assert features.tolist() == [[0, 0, 1], [0, 1, 0], [0, 0, 1], [1, 0, 0], [0, 0, 0], [0, 1, 0]], "in the order of '', blue, red"
+    assert features.tolist() == [
+        [0, 0, 1],
+        [0, 1, 0],
+        [0, 0, 1],
+        [1, 0, 0],
+        [0, 0, 0],
+        [0, 1, 0],
+    ], "in the order of '', blue, red"
 
 
 # Rows.
 
 
 def split(targets: list[int], **changes: Any) -> Splits:
-    settings: dict[str, Any] = {"validation_fraction": 0.25, "test_fraction": 0.25, "max_categories": 0} | changes
+    settings: dict[str, Any] = {
+        "validation_fraction": 0.25,
+        "test_fraction": 0.25,
+        "max_categories": 0,
+    } | changes
     return table_splits({"row": np.arange(len(targets)) * 1.0}, np.array(targets), **settings)
 
 
@@ -122,7 +133,11 @@ def classes_of(splits: Splits) -> list[int]:
 
 def test_a_csv_file_becomes_numbers_by_column(write: Any) -> None:
     splits = read(write(ROWS))
-    assert {name: tuple(inputs.shape) for name, (inputs, _) in splits.items()} == {"train": (20, 5), "validation": (10, 5), "test": (10, 5)}
+    assert {name: tuple(inputs.shape) for name, (inputs, _) in splits.items()} == {
+        "train": (20, 5),
+        "validation": (10, 5),
+        "test": (10, 5),
+    }
     assert classes_of(splits) == [20, 20]
     inputs = torch.cat([inputs for inputs, _ in splits.values()])
     size, blue, red, weight, is_missing = inputs.T
@@ -146,9 +161,17 @@ def test_delimiters_marks_and_compression_are_understood(write: Any) -> None:
 
 @pytest.mark.parametrize(
     ("values", "counts"),
-    [(("no", "yes"), [10, 30]), (("9", "10"), [10, 30]), (("false", "true"), [10, 30]), (("1.0", "2.0"), [10, 30]), (("b", "a"), [30, 10])],
+    [
+        (("no", "yes"), [10, 30]),
+        (("9", "10"), [10, 30]),
+        (("false", "true"), [10, 30]),
+        (("1.0", "2.0"), [10, 30]),
+        (("b", "a"), [30, 10]),
+    ],
 )
-def test_classes_are_counted_in_order(write: Any, values: tuple[str, str], counts: list[int]) -> None:
+def test_classes_are_counted_in_order(
+    write: Any, values: tuple[str, str], counts: list[int]
+) -> None:
     content = "x,label\n" + "".join(f"{n},{values[n % 4 > 0]}\n" for n in range(40))
     assert classes_of(read(write(content))) == counts
 
@@ -168,21 +191,39 @@ def test_a_type_is_told_from_the_whole_file(write: Any) -> None:
         ("a,a,label\n1,2,3\n", {}, "names columns, each once"),
         (ROWS, {"target_column": "lable"}, "has no column lable (did you mean label?)"),
         (ROWS, {"target_column": None}, "needs data.path=FILE and data.target_column=NAME"),
-        (ROWS, {"ignored_columns": ["size", "colour", "weight"]}, "has no column besides the target"),
-        (ROWS, {"target_column": "size"}, "it holds 40 different values, not 2 to data.max_categories=8"),
+        (
+            ROWS,
+            {"ignored_columns": ["size", "colour", "weight"]},
+            "has no column besides the target",
+        ),
+        (
+            ROWS,
+            {"target_column": "size"},
+            "it holds 40 different values, not 2 to data.max_categories=8",
+        ),
         (ROWS, {"target_column": "weight"}, "weight: it is missing in 8 of 40 rows"),
         (ROWS, {"delimiter": ";;"}, "cannot be read as CSV"),
         (ROWS, {"test_fraction": 1.0}, "their sum below 1"),
         ("a,label\n1,0\n2,1\n", {}, "are too few to hold out 1 and 1"),
-        ("a,label\n" + "1,0\n" * 9 + "1,1\n", {"test_fraction": 0.8, "validation_fraction": 0.1}, "no row of class number 1"),
+        (
+            "a,label\n" + "1,0\n" * 9 + "1,1\n",
+            {"test_fraction": 0.8, "validation_fraction": 0.1},
+            "no row of class number 1",
+        ),
         ("a,label\n" + "1,0.5\n2,1\n" * 9, {}, "label: it holds fractions"),
         ("a,label\n" + "inf,0\n2,1\n" * 9, {}, "column a holds numbers too large"),
         ("a,label\n" + "1,0\n2,1\n" * 9 + "1e300,0\n" * 9, {}, "column a holds numbers too large"),
-        ("a,label\n" + "".join(f"t{n},{n % 2}\n" for n in range(30)), {}, "different texts, more than data.max_categories=8"),
+        (
+            "a,label\n" + "".join(f"t{n},{n % 2}\n" for n in range(30)),
+            {},
+            "different texts, more than data.max_categories=8",
+        ),
         (b"a,label\n" + b"\xff,0\n2,1\n" * 9, {}, "column a holds binary"),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_one_line(write: Any, content: str | bytes, changes: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_read_is_refused_in_one_line(
+    write: Any, content: str | bytes, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises((DataError, ConfigError)) as refused:
         read(write(content), **changes)
     assert message in str(refused.value)

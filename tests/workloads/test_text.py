@@ -38,21 +38,37 @@ def test_a_target_is_the_character_after_its_input(write: Any) -> None:
         assert inputs.dtype is targets.dtype is torch.int64
         assert inputs.shape == targets.shape
         assert inputs.shape[1] == 8
-        assert torch.equal(inputs.flatten()[1:], targets.flatten()[:-1]), "and every character is the target of one window"
+        assert torch.equal(inputs.flatten()[1:], targets.flatten()[:-1]), (
+            "and every character is the target of one window"
+        )
 
 
 def test_parts_are_stretches_of_the_text_without_a_character_in_common(write: Any) -> None:
-    letters = "".join(chr(0x4E00 + number) for number in range(100))  # no two alike: each says where it stood
+    # no two alike: each says where it stood
+    letters = "".join(chr(0x4E00 + number) for number in range(100))
     splits = read(root=write(letters * 2), validation_fraction=0.3, test_fraction=0.2)
-    covered = {name: torch.cat([inputs.flatten(), targets[-1, -1:]]) for name, (inputs, targets) in splits.items()}
-    # 200 characters: 0 to 99 to train, 100 to 159 to validate, 160 to 199 to test, cut to whole windows and one more.
+    covered = {
+        name: torch.cat([inputs.flatten(), targets[-1, -1:]])
+        for name, (inputs, targets) in splits.items()
+    }
+    # 200 characters: 0 to 99 to train, 100 to 159 to validate, 160 to 199 to test, cut to whole
+    # windows and one more.
     positions = torch.arange(200) % 100
-    starts, lengths = {"train": 0, "validation": 100, "test": 160}, {"train": 97, "validation": 57, "test": 33}
+    starts, lengths = (
+        {"train": 0, "validation": 100, "test": 160},
+        {
+            "train": 97,
+            "validation": 57,
+            "test": 33,
+        },
+    )
     names = {index: position for position, index in enumerate(covered["train"].tolist())}
     for name, indices in covered.items():
         assert len(indices) == lengths[name]
         expected = positions[starts[name] : starts[name] + lengths[name]].tolist()
-        assert [names.get(index) for index in indices.tolist()] == [position if position < 97 else None for position in expected]
+        assert [names.get(index) for index in indices.tolist()] == [
+            position if position < 97 else None for position in expected
+        ]
 
 
 def test_the_vocabulary_is_the_training_parts_from_rarest_to_most_frequent(write: Any) -> None:
@@ -78,16 +94,24 @@ def test_pythons_documentation_is_the_default() -> None:
     assert torch.equal(first["train"][0], splits["train"][0])
 
 
-def test_a_folder_is_read_in_the_order_of_names_and_only_as_far_as_asked(tmp_path: Path, write: Any) -> None:
+def test_a_folder_is_read_in_the_order_of_names_and_only_as_far_as_asked(
+    tmp_path: Path, write: Any
+) -> None:
     write("ab" * 20, "b.txt")
     write("cd\r\n" * 10, "a.txt")
     write(b"\xff not read", "c.txt")
     write("not text", "d.md")
-    splits = read(root=str(tmp_path), max_characters=60, length=4, validation_fraction=0.2, test_fraction=0.2)
+    splits = read(
+        root=str(tmp_path), max_characters=60, length=4, validation_fraction=0.2, test_fraction=0.2
+    )
     first = splits["train"][0].flatten().tolist()
     assert first[:6] == first[3:9], "cd and a line end, again and again"
     same = read(
-        root=write("cd\n" * 10 + "\n" + "ab" * 20, "whole.txt"), max_characters=60, length=4, validation_fraction=0.2, test_fraction=0.2
+        root=write("cd\n" * 10 + "\n" + "ab" * 20, "whole.txt"),
+        max_characters=60,
+        length=4,
+        validation_fraction=0.2,
+        test_fraction=0.2,
     )
     assert all(torch.equal(splits[name][0], same[name][0]) for name in splits)
     with pytest.raises(DataError, match=r"c\.txt cannot be read"):
@@ -104,14 +128,24 @@ def test_a_byte_order_mark_is_no_character(write: Any) -> None:
     [
         (b" \n\n ", {}, r"data\.root: .*text\.txt is empty; it must be a UTF-8 text file"),
         (b"abc\xff" * 50, {}, r"text\.txt cannot be read as a UTF-8 text file"),
-        (b"abcd" * 8, {"length": 8}, r"validation: has 8 characters, and data\.length needs 9 or more"),
-        (b"ab" * 40 + b"xy" * 40, {}, r"validation: \d+\.\d% of its characters are not among the 2 of the training part"),
+        (
+            b"abcd" * 8,
+            {"length": 8},
+            r"validation: has 8 characters, and data\.length needs 9 or more",
+        ),
+        (
+            b"ab" * 40 + b"xy" * 40,
+            {},
+            r"validation: \d+\.\d% of its characters are not among the 2 of the training part",
+        ),
         (b"abcd" * 50, {"length": 0}, r"must be whole numbers from 1"),
         (b"abcd" * 50, {"min_count": 999}, r"no character is found more than 25 times"),
         (b"abcd" * 50, {"test_fraction": 0.8}, r"their sum below 1"),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_one_line(write: Any, content: bytes, changes: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_read_is_refused_in_one_line(
+    write: Any, content: bytes, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises((ConfigError, DataError), match=message) as refused:
         read(root=write(content), **changes)
     assert "\n" not in str(refused.value)

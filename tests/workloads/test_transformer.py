@@ -39,7 +39,9 @@ def test_logits_are_those_of_every_position(positions: str, tied_head: bool) -> 
 
 @pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("changed", [1, 6, 11])
-def test_a_later_token_changes_no_earlier_output_and_all_later_ones(positions: str, changed: int) -> None:
+def test_a_later_token_changes_no_earlier_output_and_all_later_ones(
+    positions: str, changed: int
+) -> None:
     model = model_with(positions=positions)
     inputs = tokens()
     other = inputs.clone()
@@ -65,23 +67,32 @@ def test_the_order_of_earlier_tokens_matters(positions: str) -> None:
 
 def test_rotary_attention_goes_by_distance() -> None:
     attention = model_with(num_layers=1).layers[0].attention
-    heads = torch.randn(2, 1, 1, 1, 4, generator=torch.Generator().manual_seed(2)).expand(2, 1, 1, 12, 4)
+    heads = torch.randn(2, 1, 1, 1, 4, generator=torch.Generator().manual_seed(2)).expand(
+        2, 1, 1, 12, 4
+    )
     queries, keys = (attention._turned(each) for each in heads)
     scores = (queries @ keys.transpose(-1, -2))[0, 0]
     for distance in range(1, 8):
         along = scores.diagonal(-distance)
         assert torch.allclose(along, along[:1].expand_as(along), atol=1e-5)
     assert scores.diagonal(-1)[0] != scores.diagonal(-2)[0]
-    assert torch.allclose(queries.norm(dim=-1), heads[0].norm(dim=-1), atol=1e-5), "turning changes no length"
+    assert torch.allclose(queries.norm(dim=-1), heads[0].norm(dim=-1), atol=1e-5), (
+        "turning changes no length"
+    )
 
 
 def test_attention_is_what_its_formula_says() -> None:
     attention = model_with(positions="learned", num_layers=1).layers[0].attention
     hidden = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(3))
-    projected = functional.linear(hidden, attention.project.weight).view(2, 5, 4, 3, 4)  # heads, and three parts of each
+    # heads, and three parts of each
+    projected = functional.linear(hidden, attention.project.weight).view(2, 5, 4, 3, 4)
     queries, keys, values = (projected[:, :, :, part].transpose(1, 2) for part in range(3))
-    scores = (queries @ keys.transpose(-1, -2) / 2).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
-    expected = (scores.softmax(dim=-1) @ values).transpose(1, 2).reshape(2, 5, 16) @ attention.merge.weight.T
+    scores = (queries @ keys.transpose(-1, -2) / 2).masked_fill(
+        torch.ones(5, 5).triu(1).bool(), -torch.inf
+    )
+    expected = (scores.softmax(dim=-1) @ values).transpose(1, 2).reshape(
+        2, 5, 16
+    ) @ attention.merge.weight.T
     assert torch.allclose(attention(hidden), expected, atol=1e-5)
 
 
@@ -96,7 +107,11 @@ def test_dropout_acts_in_training_only() -> None:
 def test_a_tied_head_is_the_embedding() -> None:
     tied, free = model_with(tied_head=True), model_with()
     assert tied.head.weight is tied.tokens.weight
-    assert sum(each.numel() for each in free.parameters()) - sum(each.numel() for each in tied.parameters()) == 7 * 16
+    assert (
+        sum(each.numel() for each in free.parameters())
+        - sum(each.numel() for each in tied.parameters())
+        == 7 * 16
+    )
 
 
 @pytest.mark.parametrize("tied_head", [True, False])
@@ -120,7 +135,13 @@ def test_its_blocks_are_its_layers() -> None:
         ({"input_shape": [1, 8, 8]}, r"model: input_shape is \[1, 8, 8\], accepted are sequences"),
         ({"num_classes": 0}, "model: num_classes is 0"),
         ({"width": 18}, r"model\.width: found 18, accepted is a multiple of model\.num_heads = 4"),
-        ({"width": 20}, r"model\.width: found 20, accepted with rotary positions is an even multiple of model\.num_heads = 4"),
+        (
+            {"width": 20},
+            (
+                r"model\.width: found 20, accepted with rotary positions is an even multiple of"
+                r" model\.num_heads = 4"
+            ),
+        ),
         ({"num_heads": 0}, r"model\.num_heads: found 0"),
         ({"num_layers": 0}, r"model\.num_layers: found 0"),
         ({"positions": "sine"}, r"model\.positions: found 'sine', accepted are learned, rotary"),
@@ -134,5 +155,7 @@ def test_what_cannot_be_built_is_refused_in_one_line(change: dict[str, Any], mes
 
 
 def test_inputs_that_are_no_tokens_are_refused_in_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"model: found inputs of torch\.float32, accepted are tokens"):
+    with pytest.raises(
+        ConfigError, match=r"model: found inputs of torch\.float32, accepted are tokens"
+    ):
         model_with()(torch.zeros(2, 12))

@@ -1,8 +1,9 @@
 """Kinds of a model's parameters: optimizers give each kind a learning rate of its own.
 
-``filters`` are the matrices and convolution filters between input and output, ``head`` the weights of the last layer, ``embeddings``
-those of embedding layers, ``biases`` all biases and the scales and shifts of norms, ``whitening_bias`` the bias of a frozen first layer,
-which only a model that has one can name.
+``filters`` are the matrices and convolution filters between input and output, ``head`` the weights
+of the last layer, ``embeddings`` those of embedding layers, ``biases`` all biases and the scales
+and shifts of norms, ``whitening_bias`` the bias of a frozen first layer, which only a model that
+has one can name.
 """
 
 from collections.abc import Iterable
@@ -22,11 +23,14 @@ REFERENCE_SAMPLES = 1024
 
 
 def parameters_by_kind(model: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """All parameters of a model by kind, frozen ones too since they may be unfrozen; kinds without parameters are left out.
+    """All parameters of a model by kind, frozen ones too since they may be unfrozen.
 
-    A model that has a method ``parameter_groups()`` decides by itself. For any other model, the head is the last linear or
-    convolutional layer that it registered, unless that shares its weights with an embedding, and a parameter that has fewer than two
-    dimensions or belongs to a norm is a bias.
+    Kinds without parameters are left out.
+
+    A model that has a method ``parameter_groups()`` decides by itself. For any other model, the
+    head is the last linear or convolutional layer that it registered, unless that shares its
+    weights with an embedding, and a parameter that has fewer than two dimensions or belongs to a
+    norm is a bias.
 
     Raises:
         ConfigError: the model names an unknown kind, or leaves out parameters that are trained.
@@ -34,19 +38,33 @@ def parameters_by_kind(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     model_groups = getattr(model, "parameter_groups", None)
     groups = _groups_by_layer(model) if model_groups is None else dict(model_groups())
     if unknown := [kind for kind in groups if kind not in KINDS]:
-        raise ConfigError(f"model: parameter_groups() has {', '.join(unknown)}, accepted are {', '.join(KINDS)}")
+        raise ConfigError(
+            f"model: parameter_groups() has {', '.join(unknown)}, accepted are {', '.join(KINDS)}"
+        )
     grouped = {id(parameter) for group in groups.values() for parameter in group}
-    if missing := [name for name, parameter in model.named_parameters() if parameter.requires_grad and id(parameter) not in grouped]:
-        raise ConfigError(f"model: parameter_groups() leaves out {', '.join(missing)}; accepted is every trained parameter once")
+    if missing := [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and id(parameter) not in grouped
+    ]:
+        raise ConfigError(
+            f"model: parameter_groups() leaves out {', '.join(missing)}; accepted is every trained"
+            " parameter once"
+        )
     return {kind: list(groups[kind]) for kind in KINDS if groups.get(kind)}
 
 
 def _groups_by_layer(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     head = head_of(model)
-    norms = [module for module in model.modules() if hasattr(module, "normalized_shape")]  # their scales may have two or more dimensions
+    # their scales may have two or more dimensions
+    norms = [module for module in model.modules() if hasattr(module, "normalized_shape")]
     owned = {
         "head": _own_parameters([] if head is None else [model.get_submodule(head)]),
-        "embeddings": _own_parameters(module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)),
+        "embeddings": _own_parameters(
+            module
+            for module in model.modules()
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        ),
         "biases": _own_parameters(norms),
     }
     groups: dict[str, list[nn.Parameter]] = {kind: [] for kind in KINDS}
@@ -54,7 +72,10 @@ def _groups_by_layer(model: nn.Module) -> dict[str, list[nn.Parameter]]:
         if parameter.ndim < 2:
             kind = "biases"
         else:
-            kind = next((owner for owner in ("biases", "embeddings", "head") if parameter in owned[owner]), "filters")
+            kind = next(
+                (owner for owner in ("biases", "embeddings", "head") if parameter in owned[owner]),
+                "filters",
+            )
         groups[kind].append(parameter)
     return groups
 
@@ -73,11 +94,13 @@ def scaled_groups(
     head_lr_scale: float,
     decay_biases: bool,
 ) -> list[dict[str, Any]]:
-    """Param groups as torch's optimizers take them: one for each kind of parameters, with the kind as its ``name``.
+    """Param groups as torch's optimizers take them: one for each kind of parameters, with the kind
+    as its ``name``.
 
     Args:
         model: the model whose parameters are grouped.
-        step_share: what one step takes of ``lr`` and ``weight_decay``, which are stated for ``REFERENCE_SAMPLES``.
+        step_share: what one step takes of ``lr`` and ``weight_decay``, which are stated for
+            ``REFERENCE_SAMPLES``.
         lr: learning rate.
         weight_decay: fraction of a weight that weight decay takes at that rate.
         bias_lr_scale: learning rate of biases and norms as a multiple of ``lr``.
@@ -85,15 +108,26 @@ def scaled_groups(
         decay_biases: whether biases and norms decay too.
     """
     scales = {"head": head_lr_scale, **dict.fromkeys(BIAS_KINDS, bias_lr_scale)}
-    decays = {kind: weight_decay * step_share if decay_biases or kind not in BIAS_KINDS else 0.0 for kind in KINDS}
+    decays = {
+        kind: weight_decay * step_share if decay_biases or kind not in BIAS_KINDS else 0.0
+        for kind in KINDS
+    }
     return [
-        param_group(kind, parameters, lr=lr * step_share * scales.get(kind, 1.0), decay_fraction=decays[kind])
+        param_group(
+            kind,
+            parameters,
+            lr=lr * step_share * scales.get(kind, 1.0),
+            decay_fraction=decays[kind],
+        )
         for kind, parameters in parameters_by_kind(model).items()
     ]
 
 
-def param_group(kind: str, parameters: list[nn.Parameter], *, lr: float, decay_fraction: float, **settings: Any) -> dict[str, Any]:
-    """One param group, whose ``weight_decay`` takes ``decay_fraction`` of a weight in a step at learning rate ``lr``.
+def param_group(
+    kind: str, parameters: list[nn.Parameter], *, lr: float, decay_fraction: float, **settings: Any
+) -> dict[str, Any]:
+    """One param group, whose ``weight_decay`` takes ``decay_fraction`` of a weight in a step at
+    learning rate ``lr``.
 
     Raises:
         ConfigError: the learning rate or the lost fraction is below 0.
@@ -101,4 +135,10 @@ def param_group(kind: str, parameters: list[nn.Parameter], *, lr: float, decay_f
     if lr < 0 or decay_fraction < 0:
         key, value = ("lr", lr) if lr < 0 else ("weight_decay", decay_fraction)
         raise ConfigError(f"optimizer: the {key} of {kind} is {value}, accepted is 0 and above")
-    return {"name": kind, "params": parameters, "lr": lr, "weight_decay": decay_fraction / lr if lr > 0 else 0.0, **settings}
+    return {
+        "name": kind,
+        "params": parameters,
+        "lr": lr,
+        "weight_decay": decay_fraction / lr if lr > 0 else 0.0,
+        **settings,
+    }

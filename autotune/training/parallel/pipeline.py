@@ -1,7 +1,8 @@
-"""Pipeline parallelism: every rank holds a stage, that is some neighbouring layers, and micro-batches pass from rank to rank.
+"""Pipeline parallelism: every rank holds a stage, that is some neighbouring layers, and
+micro-batches pass from rank to rank.
 
-A model names its layers in order: ``pipeline_layers()`` returns modules that, applied one after the other, are its forward pass. They
-are divided into stages of about equally many parameters.
+A model names its layers in order: ``pipeline_layers()`` returns modules that, applied one after the
+other, are its forward pass. They are divided into stages of about equally many parameters.
 """
 
 import json
@@ -16,7 +17,13 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, check_counts
 from autotune.training.parallel.ranks import Ranks
-from autotune.training.parallel.strategy import Loss, SharedModel, Strategy, Views, refuse_whole_weight_settings
+from autotune.training.parallel.strategy import (
+    Loss,
+    SharedModel,
+    Strategy,
+    Views,
+    refuse_whole_weight_settings,
+)
 from autotune.training.runtime import Precision
 
 _SCHEDULES: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -27,7 +34,8 @@ class Pipeline(Strategy):
 
     Args:
         num_workers: number of ranks, and of stages.
-        schedule: ``gpipe`` runs all forward passes and then all backward passes; ``1f1b`` alternates, which keeps fewer activations.
+        schedule: ``gpipe`` runs all forward passes and then all backward passes; ``1f1b``
+            alternates, which keeps fewer activations.
         num_micro_batches: number of parts of a batch that are under way at once.
         backend: torch.distributed backend; None for nccl between GPUs and gloo between CPUs.
 
@@ -37,10 +45,18 @@ class Pipeline(Strategy):
     Source: Huang et al., "GPipe" (2019); Narayanan et al., "PipeDream" (2019) for 1F1B.
     """
 
-    def __init__(self, *, num_workers: int, schedule: str, num_micro_batches: int, backend: str | None = None) -> None:
+    def __init__(
+        self, *, num_workers: int, schedule: str, num_micro_batches: int, backend: str | None = None
+    ) -> None:
         if schedule not in _SCHEDULES:
-            raise ConfigError(f"parallelism.schedule: found {schedule!r}, accepted are {', '.join(_SCHEDULES)}")
-        check_counts("parallelism", num_workers if schedule == "1f1b" else 1, num_micro_batches=num_micro_batches)
+            raise ConfigError(
+                f"parallelism.schedule: found {schedule!r}, accepted are {', '.join(_SCHEDULES)}"
+            )
+        check_counts(
+            "parallelism",
+            num_workers if schedule == "1f1b" else 1,
+            num_micro_batches=num_micro_batches,
+        )
         super().__init__(num_workers=num_workers, backend=backend)
         self._schedule, self._num_micro_batches = schedule, num_micro_batches
 
@@ -48,15 +64,20 @@ class Pipeline(Strategy):
         """Refuse a training that cannot be divided into stages.
 
         Raises:
-            ConfigError: the model names no layers or too few, the batch cannot be divided, or a setting does not allow it.
+            ConfigError: the model names no layers or too few, the batch cannot be divided, or a
+                setting does not allow it.
         """
         super().check(config, model, batch_size=batch_size)
         layers = _layers_of(model)
         if len(layers) < self.num_workers:
-            raise ConfigError(f"parallelism.num_workers: found {self.num_workers}, accepted are up to {len(layers)}, the model's layers")
+            raise ConfigError(
+                f"parallelism.num_workers: found {self.num_workers}, accepted are up to"
+                f" {len(layers)}, the model's layers"
+            )
         if batch_size % self._num_micro_batches:
             raise ConfigError(
-                f"parallelism.num_micro_batches: found {self._num_micro_batches}, accepted is a divisor of batch_size = {batch_size}"
+                f"parallelism.num_micro_batches: found {self._num_micro_batches}, accepted is a"
+                f" divisor of batch_size = {batch_size}"
             )
         refuse_whole_weight_settings(config, "pipeline")
         for key, found, accepted in (
@@ -65,7 +86,10 @@ class Pipeline(Strategy):
             ("runtime.activation_checkpointing", config.runtime.activation_checkpointing, False),
         ):
             if found != accepted:
-                raise ConfigError(f"{key}: found {found}, accepted with parallelism=pipeline is {json.dumps(accepted)}")
+                raise ConfigError(
+                    f"{key}: found {found}, accepted with parallelism=pipeline is"
+                    f" {json.dumps(accepted)}"
+                )
 
     @property
     def divides_model(self) -> bool:
@@ -73,15 +97,23 @@ class Pipeline(Strategy):
         return True
 
     def divide(self, model: nn.Module, ranks: Ranks, precision: Precision) -> None:
-        """Move this rank's layers to the device, and all other layers to the meta device, where they take no memory."""
+        """Move this rank's layers to the device, and all other layers to the meta device, where
+        they take no memory.
+        """
         stages = [nn.Sequential(*stage) for stage in _evenly(_layers_of(model), ranks.size)]
         for rank, stage in enumerate(stages):
             stage.to(precision.device if rank == ranks.rank else torch.device("meta"))
 
-    def share(self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss) -> SharedModel:
+    def share(
+        self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss
+    ) -> SharedModel:
         """Make this rank's layers a stage of the pipeline."""
         own = nn.Sequential(*_evenly(_layers_of(model), ranks.size)[ranks.rank])
-        schedule = _SCHEDULES[self._schedule](PipelineStage(own, ranks.rank, ranks.size, device), self._num_micro_batches, loss_fn=loss)
+        schedule = _SCHEDULES[self._schedule](
+            PipelineStage(own, ranks.rank, ranks.size, device),
+            self._num_micro_batches,
+            loss_fn=loss,
+        )
         return PipelinedModel(model, own, schedule, ranks, device)
 
 
@@ -90,10 +122,18 @@ class PipelinedModel(SharedModel):
 
     adds_gradients = True
 
-    def __init__(self, model: nn.Module, own: nn.Module, schedule: PipelineScheduleSingle, ranks: Ranks, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        own: nn.Module,
+        schedule: PipelineScheduleSingle,
+        ranks: Ranks,
+        device: torch.device,
+    ) -> None:
         super().__init__(model)
         self._own, self._schedule, self._ranks, self._device = own, schedule, ranks, device
-        self._scoring: tuple[int, ScheduleGPipe] | None = None  # the schedule that scores, and its batch size
+        # the schedule that scores, and its batch size
+        self._scoring: tuple[int, ScheduleGPipe] | None = None
 
     @property
     def _is_last(self) -> bool:
@@ -115,7 +155,10 @@ class PipelinedModel(SharedModel):
         return self._ranks.summed(super().gradient_norm().square()).sqrt()
 
     def outputs(self, model: nn.Module, views: Views, inputs: Tensor) -> Tensor | None:
-        """The model's outputs on the last rank, None on others. Stages exchange tensors of fixed shape: smaller batches are padded."""
+        """The model's outputs on the last rank, None on others.
+
+        Stages exchange tensors of fixed shape: smaller batches are padded.
+        """
         size = len(inputs)
         if self._scoring is None or self._scoring[0] < size:
             stage = PipelineStage(self._own, self._ranks.rank, self._ranks.size, self._device)
@@ -131,11 +174,18 @@ class PipelinedModel(SharedModel):
         return self._is_last
 
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """The state of all stages on the first rank; on any other rank, the state of its own stage."""
-        own_state = {name: value.cpu() for name, value in model.state_dict().items() if not value.is_meta}
+        """The state of all stages on the first rank.
+
+        On any other rank, the state of its own stage.
+        """
+        own_state = {
+            name: value.cpu() for name, value in model.state_dict().items() if not value.is_meta
+        }
         gathered: list[Any] | None = [None] * self._ranks.size if self._ranks.is_first else None
         distributed.gather_object(own_state, gathered)
-        whole_state = {name: value for state in gathered or [own_state] for name, value in state.items()}
+        whole_state = {
+            name: value for state in gathered or [own_state] for name, value in state.items()
+        }
         return {name: whole_state[name] for name in model.state_dict() if name in whole_state}
 
 
@@ -143,20 +193,25 @@ def _layers_of(model: nn.Module) -> Sequence[nn.Module]:
     layers = getattr(model, "pipeline_layers", None)
     if not callable(layers):
         raise ConfigError(
-            f"parallelism: {type(model).__name__} has no pipeline_layers, so it has no stages; accepted are single, ddp, fsdp"
+            f"parallelism: {type(model).__name__} has no pipeline_layers, so it has no stages;"
+            " accepted are single, ddp, fsdp"
         )
     return layers()  # type: ignore[no-any-return]  # the contract in the module docstring
 
 
 def _evenly(layers: Sequence[nn.Module], num_stages: int) -> list[list[nn.Module]]:
-    """Divide layers into stages of neighbours, none of them empty, with about equally many parameters."""
+    """Divide layers into stages of neighbours, none of them empty, with about equally many
+    parameters.
+    """
     sizes = [sum(parameter.numel() for parameter in layer.parameters()) + 1 for layer in layers]
     stages: list[list[nn.Module]] = []
     start = 0
     for stage in range(num_stages):
         left = num_stages - stage
         share, taken, end = sum(sizes[start:]) / left, 0.0, start
-        while end < len(layers) - (left - 1) and (end == start or taken + sizes[end] / 2 <= share or left == 1):
+        while end < len(layers) - (left - 1) and (
+            end == start or taken + sizes[end] / 2 <= share or left == 1
+        ):
             taken += sizes[end]
             end += 1
         stages.append(list(layers[start:end]))

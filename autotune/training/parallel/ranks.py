@@ -1,7 +1,8 @@
 """The ranks that train one model together, as one of these processes sees them.
 
-Terms are those of ``torch.distributed``: a process is a rank, all of them are the world. The first rank speaks for all: it yields each
-evaluation, its clock counts, and the other ranks are told what its caller wants (another evaluation, or an end).
+Terms are those of ``torch.distributed``: a process is a rank, all of them are the world. The first
+rank speaks for all: it yields each evaluation, its clock counts, and the other ranks are told what
+its caller wants (another evaluation, or an end).
 """
 
 import contextlib
@@ -26,13 +27,17 @@ from autotune.measurement import Phase, PhaseClock
 _log = logging.getLogger(__name__)
 
 TIMEOUT = timedelta(minutes=30)
-"""Time limit of one exchange between ranks; a hung training is ended long before, by the trial's own deadline."""
+"""Time limit of one exchange between ranks; a hung training is ended long before, by the trial's
+own deadline."""
 _LEAVE_SECONDS = 5.0
-"""Seconds that leaving the process group may take before it is aborted: NCCL waits for exchanges that a failed rank never joins."""
+"""Seconds that leaving the process group may take before it is aborted: NCCL waits for exchanges
+that a failed rank never joins."""
 _SHARE_LEFT = 0.5
-"""Share of the steps that fit into the time left, after which the first rank's clock is read again."""
+"""Share of the steps that fit into the time left, after which the first rank's clock is read
+again."""
 _MAX_STEPS = 1000
-"""Upper limit on the steps between two readings of the first rank's clock, since steps may become longer."""
+"""Upper limit on the steps between two readings of the first rank's clock, since steps may
+become longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +48,16 @@ class Ranks:
     size: int = 1
     is_joined: bool = False
     """Whether this process is in a process group, which may have one rank only."""
-    _meshes: dict[tuple[int, ...], DeviceMesh] = field(default_factory=dict, repr=False, compare=False)
+    _meshes: dict[tuple[int, ...], DeviceMesh] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def mesh(self, device: torch.device, **sizes: int) -> DeviceMesh:
-        """The device mesh of all ranks with dimensions of these names and sizes, made when first asked for.
+        """The device mesh of all ranks with dimensions of these names and sizes, made when first
+        asked for.
 
-        It is kept as long as the process group: a new mesh has new process groups, and on GPUs each connects its ranks anew.
+        It is kept as long as the process group: a new mesh has new process groups, and on GPUs each
+        connects its ranks anew.
         """
         shape = tuple(sizes.values())
         if shape not in self._meshes:
@@ -61,7 +70,10 @@ class Ranks:
         return self.rank == 0
 
     def broadcast_from_first(self, value: Any) -> Any:
-        """Broadcast the first rank's value, which must be plain data; the values that other ranks pass are ignored."""
+        """Broadcast the first rank's value, which must be plain data.
+
+        The values that other ranks pass are ignored.
+        """
         if self.size == 1:
             return value
         values = [value]
@@ -70,17 +82,23 @@ class Ranks:
 
     @contextmanager
     def leading(self) -> Iterator[None]:
-        """Context for the ``yield`` of the first rank: at its end the other ranks are told whether the caller asked for more."""
+        """Context for the ``yield`` of the first rank: at its end the other ranks are told
+        whether the caller asked for more.
+        """
         goes_on = False
         try:
             yield
             goes_on = True
         finally:
-            with contextlib.nullcontext() if goes_on else contextlib.suppress(RuntimeError):  # others may be gone
+            # others may be gone
+            with contextlib.nullcontext() if goes_on else contextlib.suppress(RuntimeError):
                 self.broadcast_from_first(goes_on)
 
     def goes_on(self) -> bool:
-        """Whether the first rank's caller asked for more; every other rank calls this where the first one is ``leading``."""
+        """Whether the first rank's caller asked for more.
+
+        Every other rank calls this where the first one is ``leading``.
+        """
         return bool(self.broadcast_from_first(None))
 
     def summed(self, values: torch.Tensor) -> torch.Tensor:
@@ -95,31 +113,49 @@ ALONE = Ranks()
 
 
 def open_store(host: str = "127.0.0.1") -> TCPStore:
-    """Open the store at which ranks meet, on a free port of the first rank's machine; it exists as long as the returned object."""
+    """Open the store at which ranks meet, on a free port of the first rank's machine.
+
+    It exists as long as the returned object.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, 0), family=family)  # torch itself would listen at all addresses of the machine
+    # torch itself would listen at all addresses of the machine
+    listener = socket.create_server((host, 0), family=family)
     port = listener.getsockname()[1]
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=TIMEOUT, master_listen_fd=listener.detach())
+    return TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=TIMEOUT,
+        master_listen_fd=listener.detach(),
+    )
 
 
 @contextmanager
-def joined(store: Store, *, rank: int, size: int, device: torch.device, backend: str | None = None) -> Iterator[Ranks]:
+def joined(
+    store: Store, *, rank: int, size: int, device: torch.device, backend: str | None = None
+) -> Iterator[Ranks]:
     """Join the process group as one of ``size`` ranks that meet at a store, until the context ends.
 
     Raises:
         RuntimeError: the process group does not end, although it was aborted.
 
-    A GPU without an index is this process's current one. The group isn't bound to it (``device_id``): meshes would then be split from
-    NCCL's group alone, and could not exchange what ``cpu_offload`` keeps in host memory.
+    A GPU without an index is this process's current one. The group isn't bound to it
+    (``device_id``): meshes would then be split from NCCL's group alone, and could not exchange what
+    ``cpu_offload`` keeps in host memory.
 
-    ``backend`` is the torch.distributed backend for tensors on GPUs; None means nccl. Tensors on the CPU always use gloo.
+    ``backend`` is the torch.distributed backend for tensors on GPUs; None means nccl. Tensors on
+    the CPU always use gloo.
     """
     if device.type == "cuda":
         torch.cuda.set_device(torch.cuda.current_device() if device.index is None else device.index)
     backends = f"cpu:gloo,cuda:{backend or 'nccl'}" if device.type == "cuda" else "gloo"
     excepthook = sys.excepthook
-    distributed.init_process_group(backends, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-    sys.excepthook = excepthook  # torch puts [rank0]: before each line of it, once more for each group that a process joins
+    distributed.init_process_group(
+        backends, store=store, rank=rank, world_size=size, timeout=TIMEOUT
+    )
+    # torch puts [rank0]: before each line of it, once more for each group that a process joins
+    sys.excepthook = excepthook
     try:
         yield Ranks(rank=rank, size=size, is_joined=True)
     except BaseException:
@@ -130,7 +166,10 @@ def joined(store: Store, *, rank: int, size: int, device: torch.device, backend:
 
 
 def _leave() -> bool:
-    """Leave the process group, and abort it if that takes too long; return whether it has ended: else this process can join no other."""
+    """Leave the process group, and abort it if that takes too long.
+
+    Return whether it has ended: else this process can join no other.
+    """
     leaving = threading.Thread(target=_destroy, name="leave-ranks", daemon=True)
     leaving.start()
     leaving.join(_LEAVE_SECONDS)
@@ -143,12 +182,15 @@ def _leave() -> bool:
 def _destroy() -> None:
     try:
         distributed.destroy_process_group()
-    except Exception as error:  # noqa: BLE001  # the group is gone in any case: a rank failed, or it was aborted
+    # the group is gone in any case: a rank failed, or it was aborted
+    except Exception as error:  # noqa: BLE001
         _log.warning("leaving the process group: %s", error)
 
 
 def abort() -> None:
-    """Abort this process's exchanges with other ranks, in a thread: what waits for one on a GPU then goes on or fails."""
+    """Abort this process's exchanges with other ranks, in a thread: what waits for one on a GPU
+    then goes on or fails.
+    """
 
     def work() -> None:
         with contextlib.suppress(Exception):  # there is no group any more
@@ -160,8 +202,9 @@ def abort() -> None:
 class TimeLimit:
     """A limit on the train seconds of the first rank's clock.
 
-    Asking the first rank in every step would cost as much as a small step. It is asked when half of the steps are done that fitted into
-    the time left when it was last asked: more often near the limit, and about ten times in all.
+    Asking the first rank in every step would cost as much as a small step. It is asked when half of
+    the steps are done that fitted into the time left when it was last asked: more often near the
+    limit, and about ten times in all.
 
     Args:
         ranks: the ranks that train together.

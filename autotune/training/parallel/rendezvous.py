@@ -35,7 +35,9 @@ _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """How one rank finds the others, as plain data: the first rank holds a store at ``host`` and ``port``."""
+    """How one rank finds the others, as plain data: the first rank holds a store at ``host`` and
+    ``port``.
+    """
 
     host: str
     port: int
@@ -52,13 +54,17 @@ class Failure:
 
     @property
     def is_lost_connection(self) -> bool:
-        """Whether this rank only lost its connection to another one, whose end is the real failure."""
+        """Whether this rank only lost its connection to another one, whose end is the real
+        failure.
+        """
         return "onnection closed by peer" in self.error or "onnection reset by peer" in self.error
 
 
 @contextmanager
 def joined_at(rendezvous: Rendezvous, config: TrialConfig) -> Iterator[Ranks]:
-    """Join the other ranks as the one that ``rendezvous`` names, until the context ends; the first rank's store must be open.
+    """Join the other ranks as the one that ``rendezvous`` names, until the context ends.
+
+    The first rank's store must be open.
 
     Raises:
         ConfigError: the backend is nccl, and the device is the CPU.
@@ -69,16 +75,20 @@ def joined_at(rendezvous: Rendezvous, config: TrialConfig) -> Iterator[Ranks]:
     store = TCPStore(rendezvous.host, rendezvous.port, is_master=False, timeout=TIMEOUT)
     with (
         _gloo_interface(_interface_towards(rendezvous.host)),
-        joined(store, rank=rendezvous.rank, size=rendezvous.size, device=device, backend=backend) as ranks,
+        joined(
+            store, rank=rendezvous.rank, size=rendezvous.size, device=device, backend=backend
+        ) as ranks,
     ):
         yield ranks
 
 
 @contextmanager
 def _gloo_interface(name: str | None) -> Iterator[None]:
-    """Let gloo listen at a network interface until the context ends, unless the user's environment already names one.
+    """Let gloo listen at a network interface until the context ends, unless the user's environment
+    already names one.
 
-    By default gloo listens at the address of the host's name, on many machines 127.0.0.1, which no other machine can reach.
+    By default gloo listens at the address of the host's name, on many machines 127.0.0.1, which no
+    other machine can reach.
     """
     if name is None or _GLOO_INTERFACE in os.environ:
         yield
@@ -91,7 +101,10 @@ def _gloo_interface(name: str | None) -> Iterator[None]:
 
 
 def _interface_towards(host: str) -> str | None:
-    """Name of the network interface by which this machine reaches a host; None if it cannot be found out."""
+    """Name of the network interface by which this machine reaches a host.
+
+    None if it cannot be found out.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # nothing is sent
         try:
             probe.connect((host, 1))
@@ -99,11 +112,20 @@ def _interface_towards(host: str) -> str | None:
             return None
         local = probe.getsockname()[0]
     interfaces = psutil.net_if_addrs().items()
-    return next((name for name, addresses in interfaces if any(address.address == local for address in addresses)), None)
+    return next(
+        (
+            name
+            for name, addresses in interfaces
+            if any(address.address == local for address in addresses)
+        ),
+        None,
+    )
 
 
 class StopNotes:
-    """Where ranks note that they were stopped, which the first rank cannot see: it only waits for them. Notes are in the ranks' store."""
+    """Where ranks note that they were stopped, which the first rank cannot see: it only waits
+    for them. Notes are in the ranks' store.
+    """
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self._rendezvous = rendezvous
@@ -113,12 +135,16 @@ class StopNotes:
         """Note how long this rank has been stopped in all; may be called in any thread."""
         with contextlib.suppress(RuntimeError):  # the first rank is gone
             if self._store is None:
-                self._store = TCPStore(self._rendezvous.host, self._rendezvous.port, is_master=False, timeout=TIMEOUT)
+                self._store = TCPStore(
+                    self._rendezvous.host, self._rendezvous.port, is_master=False, timeout=TIMEOUT
+                )
             self._store.set(f"{_STOPPED}{self._rendezvous.rank}", str(seconds))
 
 
 def stopped_seconds(store: TCPStore, size: int) -> float:
-    """Longest time that one of the other ranks of a training has been stopped, as they have noted it in the first rank's store."""
+    """Longest time that one of the other ranks of a training has been stopped, as they have
+    noted it in the first rank's store.
+    """
     noted = [f"{_STOPPED}{rank}" for rank in range(1, size)]
     return max((float(store.get(key)) for key in noted if store.check([key])), default=0.0)
 
@@ -143,8 +169,12 @@ def follow(config: TrialConfig, rendezvous: Rendezvous, **settings: Any) -> Fail
                 raise AssertionError("only the first rank yields")
     except AutotuneError as error:
         return Failure(outcome=Outcome.INVALID, error=str(error))
-    except Exception as error:  # noqa: BLE001  # any fault of the trained code is an outcome, told with its traceback
-        return Failure(outcome=Outcome.OUT_OF_MEMORY if is_out_of_memory(error) else Outcome.ERRORED, error=traceback.format_exc())
+    # any fault of the trained code is an outcome, told with its traceback
+    except Exception as error:  # noqa: BLE001
+        return Failure(
+            outcome=Outcome.OUT_OF_MEMORY if is_out_of_memory(error) else Outcome.ERRORED,
+            error=traceback.format_exc(),
+        )
     return None
 
 
@@ -154,7 +184,9 @@ class RankFailedError(RuntimeError):
 
 @contextmanager
 def spawned(config: TrialConfig, **settings: Any) -> Iterator[Ranks]:
-    """Start the other ranks of a training and join them as the first one; they end with the context.
+    """Start the other ranks of a training and join them as the first one.
+
+    They end with the context.
 
     Args:
         config: the training's configuration, which gives the number of ranks.
@@ -169,11 +201,18 @@ def spawned(config: TrialConfig, **settings: Any) -> Iterator[Ranks]:
         yield ALONE
         return
     if pick_device(config.device).type == "cuda" and size > torch.cuda.device_count():
-        raise ConfigError(f"parallelism.num_workers: found {size}, accepted are up to {torch.cuda.device_count()}, the GPUs here")
+        raise ConfigError(
+            f"parallelism.num_workers: found {size}, accepted are up to"
+            f" {torch.cuda.device_count()}, the GPUs here"
+        )
     store, context = open_store(_HOST), multiprocessing.get_context("spawn")
     pipes = [context.Pipe(duplex=False) for _ in range(1, size)]
     others = [
-        context.Process(target=_run_rank, args=(sender, config, _rendezvous(store.port, rank, size), settings), daemon=True)
+        context.Process(
+            target=_run_rank,
+            args=(sender, config, _rendezvous(store.port, rank, size), settings),
+            daemon=True,
+        )
         for rank, (_, sender) in enumerate(pipes, start=1)
     ]
     for other, (_, sender) in zip(others, pipes, strict=True):
@@ -198,7 +237,9 @@ def spawned(config: TrialConfig, **settings: Any) -> Iterator[Ranks]:
 
 
 def _first_failure(receivers: list[Connection]) -> Failure | None:
-    """The first failure of another rank that is no mere consequence of this one's, told within ``_END_SECONDS``; None if there is none."""
+    """The first failure of another rank that is no mere consequence of this one's, told within
+    ``_END_SECONDS``; None if there is none.
+    """
     until = time.monotonic() + _END_SECONDS
     while receivers and (ready := wait(receivers, max(0.0, until - time.monotonic()))):
         for receiver in ready:
@@ -215,7 +256,13 @@ def _rendezvous(port: int, rank: int, size: int) -> Rendezvous:
     return Rendezvous(host=_HOST, port=port, rank=rank, size=size)
 
 
-def _run_rank(sender: Connection, config: TrialConfig, rendezvous: Rendezvous, settings: dict[str, Any]) -> None:
-    os.environ.update(visible_devices_environment(visible_devices(rendezvous.size)[rendezvous.rank : rendezvous.rank + 1]))
+def _run_rank(
+    sender: Connection, config: TrialConfig, rendezvous: Rendezvous, settings: dict[str, Any]
+) -> None:
+    os.environ.update(
+        visible_devices_environment(
+            visible_devices(rendezvous.size)[rendezvous.rank : rendezvous.rank + 1]
+        )
+    )
     failure: Failure | None = follow(config, rendezvous, **settings)
     sender.send(failure)

@@ -1,7 +1,9 @@
-"""The strategies by which several ranks share one training: base classes, and the strategy of a single process.
+"""The strategies by which several ranks share one training: base classes, and the strategy of a
+single process.
 
-A *strategy* is what the configuration's ``parallelism`` names, and exists before the model. It turns a model into a ``SharedModel``:
-the model as one rank trains and scores it. The base class ``SharedModel`` is a model that one process trains alone.
+A *strategy* is what the configuration's ``parallelism`` names, and exists before the model. It
+turns a model into a ``SharedModel``: the model as one rank trains and scores it. The base class
+``SharedModel`` is a model that one process trains alone.
 """
 
 import contextlib
@@ -30,13 +32,15 @@ class SharedModel:
     """A model as one rank holds it.
 
     Args:
-        model: the model that is trained; parameters that only other ranks hold are on the meta device.
+        model: the model that is trained; parameters that only other ranks hold are on the meta
+            device.
     """
 
     adds_gradients = False
     """Whether the shared model runs forward and backward pass itself, in ``add_gradients``."""
     mixes_tensors = False
-    """Whether only some of the parameters are distributed tensors, so that no kernel can take all parameters together."""
+    """Whether only some of the parameters are distributed tensors, so that no kernel can take
+    all parameters together."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -51,54 +55,81 @@ class SharedModel:
         raise NotImplementedError
 
     def before_step(self) -> None:
-        """Hook before the forward pass of a step: a technique may have frozen or unfrozen parameters since the last step."""
+        """Hook before the forward pass of a step: a technique may have frozen or unfrozen
+        parameters since the last step.
+        """
 
     def accumulating(self) -> contextlib.AbstractContextManager[object]:
         """Context for every backward pass of an update but the last one."""
         return contextlib.nullcontext()
 
     def trained_parameters(self) -> Iterable[nn.Parameter]:
-        """The parameters that this rank's optimizer steps: whole ones, or this rank's parts of them."""
+        """The parameters that this rank's optimizer steps: whole ones, or this rank's parts of
+        them.
+        """
         return self.model.parameters()
 
     def gradient_norm(self) -> Tensor:
-        """The Euclidean norm of the gradients of all parameters, including those on other ranks; a scalar on the device."""
+        """The Euclidean norm of the gradients of all parameters, including those on other ranks.
+
+        A scalar on the device.
+        """
         return global_norm(parameter.grad for parameter in self.trained_parameters())
 
     def clip_gradients(self, max_norm: float) -> None:
-        """Scale this rank's gradients so that the gradient norm over all ranks is at most ``max_norm``.
+        """Scale this rank's gradients so that the gradient norm over all ranks is at most
+        ``max_norm``.
 
-        Source: Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks" (ICML 2013).
+        Source: Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural
+        networks" (ICML 2013).
         """
         scale = (max_norm / (self.gradient_norm() + _NORM_EPSILON)).clamp(max=1.0)
-        gradients = [parameter.grad for parameter in self.trained_parameters() if parameter.grad is not None]
-        for local in (gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients):
+        gradients = [
+            parameter.grad for parameter in self.trained_parameters() if parameter.grad is not None
+        ]
+        for local in (
+            gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            for gradient in gradients
+        ):
             local.mul_(scale)
 
     def after_update(self) -> None:
         """Hook after the optimizer's step."""
 
     def synchronise(self, model: nn.Module) -> None:
-        """Make a model, the trained one or an average of its weights, the same on every rank that holds it."""
+        """Make a model, the trained one or an average of its weights, the same on every rank
+        that holds it.
+        """
 
     @contextlib.contextmanager
     def scoring(self, model: nn.Module) -> Iterator[None]:
-        """Context in which all ranks score the same model; afterwards each rank trains on with the weights that it had before."""
+        """Context in which all ranks score the same model.
+
+        Afterwards each rank trains on with the weights that it had before.
+        """
         self.synchronise(model)
         yield
 
     def outputs(self, model: nn.Module, views: Views, inputs: Tensor) -> Tensor | None:
-        """Outputs of the scored model, the trained one or an average of its weights; None on a rank without outputs."""
+        """Outputs of the scored model, the trained one or an average of its weights.
+
+        None on a rank without outputs.
+        """
         return views(model, inputs)
 
     @property
     def scores_alone(self) -> bool:
-        """Whether ranks exchange nothing in ``outputs``, so that one that fails there leaves none waiting."""
+        """Whether ranks exchange nothing in ``outputs``, so that one that fails there leaves
+        none waiting.
+        """
         return False
 
     @property
     def counts(self) -> bool:
-        """Whether this rank's scores are to be summed; False on a rank whose scores another rank has too."""
+        """Whether this rank's scores are to be summed.
+
+        False on a rank whose scores another rank has too.
+        """
         return True
 
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
@@ -107,15 +138,24 @@ class SharedModel:
 
 
 def global_norm(gradients: Iterable[Tensor | None]) -> Tensor:
-    """The Euclidean norm of all gradients that are not None; distributed tensors count as a whole, on every rank."""
+    """The Euclidean norm of all gradients that are not None.
+
+    Distributed tensors count as a whole, on every rank.
+    """
     groups: dict[Any, list[Tensor]] = {}
     for gradient in gradients:
         if gradient is not None:
-            layout = (gradient.device_mesh, gradient.placements) if isinstance(gradient, DTensor) else None
+            layout = (
+                (gradient.device_mesh, gradient.placements)
+                if isinstance(gradient, DTensor)
+                else None
+            )
             groups.setdefault(layout, []).append(gradient)
     norms = [get_total_norm(group) for group in groups.values()]
     full_norms = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
-    return torch.stack([norm.float() for norm in full_norms]).norm() if full_norms else torch.zeros(())
+    return (
+        torch.stack([norm.float() for norm in full_norms]).norm() if full_norms else torch.zeros(())
+    )
 
 
 BACKENDS = (None, "nccl", "gloo")
@@ -126,7 +166,8 @@ class Strategy:
 
     Args:
         num_workers: number of ranks.
-        backend: torch.distributed backend, nccl or gloo; None for nccl between GPUs and gloo between CPUs.
+        backend: torch.distributed backend, nccl or gloo; None for nccl between GPUs and gloo
+            between CPUs.
 
     Raises:
         ConfigError: the number of ranks is below 1, or the backend is unknown.
@@ -135,11 +176,16 @@ class Strategy:
     def __init__(self, *, num_workers: int, backend: str | None = None) -> None:
         check_counts("parallelism", num_workers=num_workers)
         if backend not in BACKENDS:
-            raise ConfigError(f"parallelism.backend: found {backend!r}, accepted are null, nccl, gloo")
+            raise ConfigError(
+                f"parallelism.backend: found {backend!r}, accepted are null, nccl, gloo"
+            )
         self.num_workers = num_workers
 
     def part_of_batch(self, rank: int) -> tuple[int, int]:
-        """Which part of a batch a rank takes, and the number of parts; ranks that share a layer take the same part."""
+        """Which part of a batch a rank takes, and the number of parts.
+
+        Ranks that share a layer take the same part.
+        """
         return 0, 1
 
     def check(self, config: TrialConfig, model: nn.Module, *, batch_size: int) -> None:
@@ -151,26 +197,41 @@ class Strategy:
             batch_size: samples in a step, over all ranks.
 
         Raises:
-            ConfigError: the training is refused; the message has the key, what was found and what is accepted.
+            ConfigError: the training is refused; the message has the key, what was found and what
+                is accepted.
         """
         num_parts = self.part_of_batch(0)[1]
         if batch_size % num_parts:
-            found = f"{batch_size}{' (the whole training split)' if batch_size < config.batch_size else ''}"
-            raise ConfigError(f"batch_size: found {found}, accepted with {num_parts} workers that share a batch is a multiple of that")
+            is_whole = batch_size < config.batch_size
+            found = f"{batch_size}{' (the whole training split)' if is_whole else ''}"
+            raise ConfigError(
+                f"batch_size: found {found}, accepted with {num_parts} workers that share a batch"
+                " is a multiple of that"
+            )
         if config.runtime.cuda_graph:
-            raise ConfigError("runtime.cuda_graph: found true, accepted with several workers is false")
+            raise ConfigError(
+                "runtime.cuda_graph: found true, accepted with several workers is false"
+            )
 
     @property
     def divides_model(self) -> bool:
-        """Whether each rank holds a part of the model only: then the model is given to ``divide`` before ``share``."""
+        """Whether each rank holds a part of the model only: then the model is given to
+        ``divide`` before ``share``.
+        """
         return False
 
     def divide(self, model: nn.Module, ranks: Ranks, precision: Precision) -> None:
-        """Divide a model in host memory, in place, and bring this rank's part of it to the precision's device."""
+        """Divide a model in host memory, in place, and bring this rank's part of it to the
+        precision's device.
+        """
         raise NotImplementedError
 
-    def share(self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss) -> SharedModel:
-        """The model as one rank holds it: the whole model on the device, or the part that ``divide`` left of it."""
+    def share(
+        self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss
+    ) -> SharedModel:
+        """The model as one rank holds it: the whole model on the device, or the part that
+        ``divide`` left of it.
+        """
         raise NotImplementedError
 
 
@@ -184,20 +245,24 @@ class Single(Strategy):
     def __init__(self, *, num_workers: int) -> None:
         if num_workers != 1:
             raise ConfigError(
-                f"parallelism.num_workers: found {num_workers}, accepted with parallelism=single is 1; others: ddp, fsdp, ..."
+                f"parallelism.num_workers: found {num_workers}, accepted with parallelism=single is"
+                " 1; others: ddp, fsdp, ..."
             )
         super().__init__(num_workers=1)
 
     def check(self, config: TrialConfig, model: nn.Module, *, batch_size: int) -> None:
         """Accept every training."""
 
-    def share(self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss) -> SharedModel:
+    def share(
+        self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss
+    ) -> SharedModel:
         """Leave the model as it is."""
         return SharedModel(model)
 
 
 def refuse_whole_weight_settings(config: TrialConfig, strategy: str) -> None:
-    """Refuse settings that read or write a model's weights or gradients as whole tensors on one rank.
+    """Refuse settings that read or write a model's weights or gradients as whole tensors on one
+    rank.
 
     Raises:
         ConfigError: a setting is refused; the message names its key.
@@ -208,11 +273,16 @@ def refuse_whole_weight_settings(config: TrialConfig, strategy: str) -> None:
     ):
         if node["_target_"] != accepted:
             raise ConfigError(
-                f"{key}: {node['_target_'].rpartition('.')[2]} needs whole weights; accepted with parallelism={strategy} is none"
+                f"{key}: {node['_target_'].rpartition('.')[2]} needs whole weights; accepted with"
+                f" parallelism={strategy} is none"
             )
     if config.runtime.compile is not None:
-        raise ConfigError(f"runtime.compile: found {config.runtime.compile}, accepted with parallelism={strategy} is null")
+        raise ConfigError(
+            f"runtime.compile: found {config.runtime.compile}, accepted with parallelism={strategy}"
+            " is null"
+        )
     if config.precision.autocast_dtype == "float16":
         raise ConfigError(
-            f"precision.autocast_dtype: float16 needs whole gradients; accepted with parallelism={strategy} are bfloat16, null"
+            "precision.autocast_dtype: float16 needs whole gradients; accepted with"
+            f" parallelism={strategy} are bfloat16, null"
         )

@@ -17,25 +17,30 @@ from autotune.training.trained_model import trained_model
 class Distillation(Technique):
     """A mixture of the targets' loss and the distance from a teacher's softened outputs.
 
-    The loss is ``(1 - mix) * loss + mix * T^2 * KL(softmax(teacher / T) || softmax(outputs / T))``, where the divergence is a mean over
-    samples and positions, in float32. The teacher gets the inputs that the model gets, in evaluation mode and without gradients. A
-    process loads the teacher once and keeps it on the device.
+    The loss is ``(1 - mix) * loss + mix * T^2 * KL(softmax(teacher / T) || softmax(outputs / T))``,
+    where the divergence is a mean over samples and positions, in float32. The teacher gets the
+    inputs that the model gets, in evaluation mode and without gradients. A process loads the
+    teacher once and keeps it on the device.
 
     Args:
         source: experiment that the checkpoint comes from, if the configuration names an experiment.
-        checkpoint: file of weights that autotune wrote, or its URL; it also says what model the weights belong to.
+        checkpoint: file of weights that autotune wrote, or its URL; it also says what model the
+            weights belong to.
         temperature: T, above 0; the higher, the more weight the teacher's unlikely classes have.
         mix: weight of the teacher in the loss, 0 to 1.
         device: device of the training.
         input_shape: shape of one sample.
         num_classes: number of classes of the data.
-        allowed_targets: packages that the teacher's model may come from, besides autotune's own list.
+        allowed_targets: packages that the teacher's model may come from, besides autotune's own
+            list.
 
     Raises:
-        ConfigError: a value is outside its range, there is no checkpoint, or the teacher is for other data.
+        ConfigError: a value is outside its range, there is no checkpoint, or the teacher is for
+            other data.
         DataError: the checkpoint cannot be read or does not describe its model.
 
-    Source: Hinton, Vinyals & Dean, "Distilling the Knowledge in a Neural Network" (2015), section 2.
+    Source: Hinton, Vinyals & Dean, "Distilling the Knowledge in a Neural Network" (2015), section
+    2.
     """
 
     def __init__(
@@ -56,36 +61,60 @@ class Distillation(Technique):
         path = checkpoint_path(checkpoint)
         _, metadata = read_weights_once(path)
         if not {"config", "input_shape", "num_classes"} <= set(metadata):
-            raise DataError(f"{path}: does not say what model its weights are of; accepted is a file that a training of autotune wrote")
-        accepted, found = _described(metadata["input_shape"], metadata["num_classes"]), _described(input_shape, num_classes)
+            raise DataError(
+                f"{path}: does not say what model its weights are of; accepted is a file that a"
+                " training of autotune wrote"
+            )
+        accepted, found = (
+            _described(metadata["input_shape"], metadata["num_classes"]),
+            _described(input_shape, num_classes),
+        )
         if num_classes is None or accepted != found:
-            raise ConfigError(f"technique.checkpoint: {path} is for {accepted}, and the data has {found}")
+            raise ConfigError(
+                f"technique.checkpoint: {path} is for {accepted}, and the data has {found}"
+            )
         self._temperature, self._mix = temperature, mix
-        self._teacher = _teacher(path.absolute(), path.stat().st_mtime_ns, tuple(allowed_targets), device)
+        self._teacher = _teacher(
+            path.absolute(), path.stat().st_mtime_ns, tuple(allowed_targets), device
+        )
 
-    def loss(self, loss: Loss, outputs: torch.Tensor, targets: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    def loss(
+        self, loss: Loss, outputs: torch.Tensor, targets: torch.Tensor, inputs: torch.Tensor
+    ) -> torch.Tensor:
         """The mixed loss of a batch; outputs are logits ``[batch, ..., classes]``."""
         if self._mix == 0:
             return loss(outputs, targets)
         with torch.no_grad():
-            teacher_outputs = self._teacher(inputs.float() if inputs.is_floating_point() else inputs)
+            teacher_outputs = self._teacher(
+                inputs.float() if inputs.is_floating_point() else inputs
+            )
         distance = distillation_loss(outputs, teacher_outputs, self._temperature)
         return (1 - self._mix) * loss(outputs, targets) + self._mix * distance
 
 
-def distillation_loss(outputs: torch.Tensor, teacher_outputs: torch.Tensor, temperature: float) -> torch.Tensor:
-    """``T^2 * KL(softmax(teacher_outputs / T) || softmax(outputs / T))`` of logits ``[..., classes]``, the mean over all but classes.
+def distillation_loss(
+    outputs: torch.Tensor, teacher_outputs: torch.Tensor, temperature: float
+) -> torch.Tensor:
+    """``T^2 * KL(softmax(teacher_outputs / T) || softmax(outputs / T))`` of logits ``[...,
+    classes]``, the mean over all but classes.
 
     ``teacher_outputs`` are the teacher's logits, ``outputs`` the student's.
     """
     student = functional.log_softmax(outputs.float() / temperature, dim=-1).flatten(0, -2)
     teacher = functional.log_softmax(teacher_outputs.float() / temperature, dim=-1).flatten(0, -2)
-    return functional.kl_div(student, teacher, reduction="batchmean", log_target=True) * temperature**2
+    return (
+        functional.kl_div(student, teacher, reduction="batchmean", log_target=True) * temperature**2
+    )
 
 
 @lru_cache(maxsize=1)
-def _teacher(path: Path, modified_ns: int, allowed_targets: tuple[str, ...], device: torch.device) -> torch.nn.Module:
-    """Build a checkpoint's model with its weights, on a device, in evaluation mode; a changed file is loaded anew."""
+def _teacher(
+    path: Path, modified_ns: int, allowed_targets: tuple[str, ...], device: torch.device
+) -> torch.nn.Module:
+    """Build a checkpoint's model with its weights, on a device, in evaluation mode.
+
+    A changed file is loaded anew.
+    """
     return trained_model(path, allowed_targets).to(device)
 
 

@@ -1,7 +1,8 @@
 """Pruning: train to sparse weights, set to zero a part at a time while the rest goes on learning.
 
-The target is then accuracy at the given sparsity: no evaluation counts before the last pruning. Sparsity is therefore part of the
-task, as the target is, while the schedule of prunings may be searched.
+The target is then accuracy at the given sparsity: no evaluation counts before the last pruning.
+Sparsity is therefore part of the task, as the target is, while the schedule of prunings may be
+searched.
 """
 
 import logging
@@ -17,15 +18,17 @@ _log = logging.getLogger(__name__)
 
 
 class Pruning(Technique):
-    """Masks on the weights of convolutions and linear layers, updated in place ``num_prunings`` times during training.
+    """Masks on the weights of convolutions and linear layers, updated in place ``num_prunings``
+    times during training.
 
-    A masked weight is zero, gets no gradient and does not come back. Masks and weights keep their memory, so that compiled code and CUDA
-    graphs stay valid; ``finish`` leaves a plain model with zeros. Layers that do not train, or that share their weights with another
-    layer, are not pruned.
+    A masked weight is zero, gets no gradient and does not come back. Masks and weights keep their
+    memory, so that compiled code and CUDA graphs stay valid; ``finish`` leaves a plain model with
+    zeros. Layers that do not train, or that share their weights with another layer, are not pruned.
 
     Args:
-        structured: if true, mask output filters of least L1 norm with their biases, the same share of every layer but the last;
-            else mask single weights of least magnitude among all layers together.
+        structured: if true, mask output filters of least L1 norm with their biases, the same share
+            of every layer but the last; else mask single weights of least magnitude among all
+            layers together.
         sparsity: share of weights or filters that is zero in the end, above 0 and below 1.
         start_fraction: fraction of the steps after which pruning begins.
         end_fraction: fraction of the steps after which pruning is complete.
@@ -34,16 +37,30 @@ class Pruning(Technique):
     Raises:
         ConfigError: a value is outside its range.
 
-    Source: Zhu & Gupta, "To prune, or not to prune" (2017), section 3, for the schedule and masks that stay; Li et al., "Pruning
-    Filters for Efficient ConvNets" (2017) for filters by their L1 norm. torch.nn.utils.prune decides which weights are least.
+    Source: Zhu & Gupta, "To prune, or not to prune" (2017), section 3, for the schedule and masks
+    that stay; Li et al., "Pruning Filters for Efficient ConvNets" (2017) for filters by their L1
+    norm. torch.nn.utils.prune decides which weights are least.
     """
 
-    def __init__(self, *, structured: bool, sparsity: float, start_fraction: float, end_fraction: float, num_prunings: int) -> None:
+    def __init__(
+        self,
+        *,
+        structured: bool,
+        sparsity: float,
+        start_fraction: float,
+        end_fraction: float,
+        num_prunings: int,
+    ) -> None:
         if not 0 < sparsity < 1:
-            raise ConfigError(f"technique.sparsity: found {sparsity}, accepted is above 0 and below 1")
+            raise ConfigError(
+                f"technique.sparsity: found {sparsity}, accepted is above 0 and below 1"
+            )
         check_fractions("technique", start_fraction=start_fraction, end_fraction=end_fraction)
         if start_fraction > end_fraction:
-            raise ConfigError(f"technique.start_fraction: found {start_fraction}, accepted is up to end_fraction = {end_fraction}")
+            raise ConfigError(
+                f"technique.start_fraction: found {start_fraction}, accepted is up to end_fraction"
+                f" = {end_fraction}"
+            )
         check_counts("technique", num_prunings=num_prunings)
         self._structured = structured
         self._sparsity = sparsity
@@ -60,12 +77,17 @@ class Pruning(Technique):
         """
         layers = self._prunable(model)
         if not layers:
-            raise ConfigError(f"technique: {type(model).__name__} has no layer to prune; accepted is another technique, or another model")
-        with torch.no_grad():  # keeps the masked weight, which torch holds beside the original one, out of any autograd graph
+            raise ConfigError(
+                f"technique: {type(model).__name__} has no layer to prune; accepted is another"
+                " technique, or another model"
+            )
+        # keeps the masked weight, which torch holds beside the original one, out of any autograd
+        # graph
+        with torch.no_grad():
             for layer in layers:
-                prune.custom_from_mask(layer, "weight", torch.ones_like(_tensor(layer, "weight")))  # type: ignore[no-untyped-call]  # torch's
+                _keep_all(layer, "weight")
                 if self._structured and getattr(layer, "bias", None) is not None:
-                    prune.custom_from_mask(layer, "bias", torch.ones_like(_tensor(layer, "bias")))  # type: ignore[no-untyped-call]  # torch's
+                    _keep_all(layer, "bias")
 
     def before_step(self, model: torch.nn.Module, step: int, total_steps: int) -> None:
         """Prune if the schedule has a pruning before this step."""
@@ -75,7 +97,9 @@ class Pruning(Technique):
 
     @torch.no_grad()
     def prune(self, model: torch.nn.Module, sparsity: float) -> None:
-        """Mask the share ``sparsity`` of the weights or filters, those included that are masked already."""
+        """Mask the share ``sparsity`` of the weights or filters, those included that are masked
+        already.
+        """
         layers = _masked_layers(model)
         if self._structured:
             for layer in layers:
@@ -84,15 +108,25 @@ class Pruning(Technique):
             _prune_weights(layers, sparsity)
 
     def counts(self, model: torch.nn.Module, step: int, total_steps: int) -> bool:
-        """Whether the last pruning is done and ``model`` has its sparsity, which an average of the weights reaches later."""
+        """Whether the last pruning is done and ``model`` has its sparsity, which an average of
+        the weights reaches later.
+        """
         if step <= max(self._scheduled(total_steps)):
             return False
         layers = _masked_layers(model)
         masks = [_tensor(layer, "weight_mask") for layer in layers]
         if not self._structured:
-            return sum(int((mask == 0).sum()) for mask in masks) >= round(self._sparsity * sum(mask.numel() for mask in masks))
-        filter_masks = [mask.movedim(_filter_dim(layer), 0).flatten(1).amax(1) for layer, mask in zip(layers, masks, strict=True)]
-        return all(int((mask == 0).sum()) >= _num_pruned(len(mask), self._sparsity) for mask in filter_masks)
+            return sum(int((mask == 0).sum()) for mask in masks) >= round(
+                self._sparsity * sum(mask.numel() for mask in masks)
+            )
+        filter_masks = [
+            mask.movedim(_filter_dim(layer), 0).flatten(1).amax(1)
+            for layer, mask in zip(layers, masks, strict=True)
+        ]
+        return all(
+            int((mask == 0).sum()) >= _num_pruned(len(mask), self._sparsity)
+            for mask in filter_masks
+        )
 
     def finish(self, model: torch.nn.Module) -> None:
         """Set the masked weights to zero, and remove masks and hooks."""
@@ -100,7 +134,9 @@ class Pruning(Technique):
             for name in ("weight", "bias"):
                 if hasattr(module, f"{name}_mask"):
                     prune.remove(module, name)  # type: ignore[no-untyped-call]  # torch's
-        _log.info(f"{sparsity_of(model):.4f} of the weights of convolutions and linear layers are zero")
+        _log.info(
+            f"{sparsity_of(model):.4f} of the weights of convolutions and linear layers are zero"
+        )
 
     def _prunable(self, model: torch.nn.Module) -> list[torch.nn.Module]:
         owners: dict[int, int] = {}
@@ -109,33 +145,53 @@ class Pruning(Technique):
                 owners[id(parameter)] = owners.get(id(parameter), 0) + 1
         head = head_of(model) if self._structured else None
         layers = {name: layer for name, layer in weighted_layers(model).items() if name != head}
-        return [layer for layer in layers.values() if owners[id(layer.weight)] == 1 and _tensor(layer, "weight").requires_grad]
+        return [
+            layer
+            for layer in layers.values()
+            if owners[id(layer.weight)] == 1 and _tensor(layer, "weight").requires_grad
+        ]
 
     def _scheduled(self, total_steps: int) -> Mapping[int, float]:
         if self._schedule[0] != total_steps:
             steps = pruning_schedule(
-                total_steps, self._sparsity, start=self._start_fraction, end=self._end_fraction, num_prunings=self._num_prunings
+                total_steps,
+                self._sparsity,
+                start=self._start_fraction,
+                end=self._end_fraction,
+                num_prunings=self._num_prunings,
             )
             self._schedule = (total_steps, steps)
         return self._schedule[1]
 
 
-def pruning_schedule(total_steps: int, sparsity: float, *, start: float, end: float, num_prunings: int) -> dict[int, float]:
-    """The sparsity that each pruning leaves, by the step before which the pruning happens; steps count from 0.
+def pruning_schedule(
+    total_steps: int, sparsity: float, *, start: float, end: float, num_prunings: int
+) -> dict[int, float]:
+    """The sparsity that each pruning leaves, by the step before which the pruning happens.
 
-    The i-th of n prunings happens at the fraction ``start + (end - start) * i / n`` of the steps, but no later than before the last
-    step, and leaves the share ``sparsity * (1 - (1 - i / n)^3)`` zero. Of several prunings before the same step, the last one counts.
+    Steps count from 0.
+
+    The i-th of n prunings happens at the fraction ``start + (end - start) * i / n`` of the steps,
+    but no later than before the last step, and leaves the share ``sparsity * (1 - (1 - i / n)^3)``
+    zero. Of several prunings before the same step, the last one counts.
     """
     steps: dict[int, float] = {}
     for number in range(1, num_prunings + 1):
         part = number / num_prunings
-        steps[min(total_steps - 1, round(total_steps * (start + (end - start) * part)))] = sparsity * (1 - (1 - part) ** 3)
+        steps[min(total_steps - 1, round(total_steps * (start + (end - start) * part)))] = (
+            sparsity * (1 - (1 - part) ** 3)
+        )
     return steps
 
 
 def sparsity_of(model: torch.nn.Module) -> float:
-    """The share of zeros among the weights of all convolutions and linear layers, the last layer included."""
-    weights = [_masked(layer) if hasattr(layer, "weight_mask") else _tensor(layer, "weight") for layer in weighted_layers(model).values()]
+    """The share of zeros among the weights of all convolutions and linear layers, the last layer
+    included.
+    """
+    weights = [
+        _masked(layer) if hasattr(layer, "weight_mask") else _tensor(layer, "weight")
+        for layer in weighted_layers(model).values()
+    ]
     num_zeros = sum(int((weight == 0).sum()) for weight in weights)
     return num_zeros / sum(weight.numel() for weight in weights)
 
@@ -145,7 +201,8 @@ def _prune_weights(layers: list[torch.nn.Module], sparsity: float) -> None:
     masks = [_tensor(layer, "weight_mask") for layer in layers]
     weights = torch.cat([_masked(layer).flatten() for layer in layers])
     method = prune.L1Unstructured(amount=round(sparsity * weights.numel()))
-    new_mask = method.compute_mask(weights, torch.cat([mask.flatten() for mask in masks]))  # type: ignore[no-untyped-call]  # torch's
+    flat = torch.cat([mask.flatten() for mask in masks])
+    new_mask = method.compute_mask(weights, flat)  # type: ignore[no-untyped-call]
     for mask, part in zip(masks, new_mask.split([mask.numel() for mask in masks]), strict=True):
         mask.copy_(part.view_as(mask))
 
@@ -155,7 +212,8 @@ def _prune_filters(layer: torch.nn.Module, sparsity: float) -> None:
     weight, mask = _masked(layer), _tensor(layer, "weight_mask")
     dim = _filter_dim(layer)
     method = prune.LnStructured(amount=_num_pruned(weight.shape[dim], sparsity), n=1, dim=dim)
-    mask.copy_(method.compute_mask(weight, mask.clone()))  # type: ignore[no-untyped-call]  # torch's
+    # torch's
+    mask.copy_(method.compute_mask(weight, mask.clone()))  # type: ignore[no-untyped-call]
     if hasattr(layer, "bias_mask"):
         _tensor(layer, "bias_mask").copy_(mask.movedim(dim, 0).flatten(1).amax(1))
 
@@ -177,6 +235,12 @@ def _masked_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
 def _masked(layer: torch.nn.Module) -> torch.Tensor:
     """A layer's weights with its mask applied."""
     return _tensor(layer, "weight_orig").detach() * _tensor(layer, "weight_mask")
+
+
+def _keep_all(layer: torch.nn.Module, name: str) -> None:
+    """Mask a parameter with ones, so that it has a mask to prune."""
+    ones = torch.ones_like(_tensor(layer, name))
+    prune.custom_from_mask(layer, name, ones)  # type: ignore[no-untyped-call]
 
 
 def _tensor(layer: torch.nn.Module, name: str) -> torch.Tensor:

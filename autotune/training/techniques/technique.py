@@ -1,4 +1,6 @@
-"""Techniques: what a training does besides plain steps, such as starting from other weights, or pruning."""
+"""Techniques: what a training does besides plain steps, such as starting from other weights, or
+pruning.
+"""
 
 from collections.abc import Callable
 
@@ -6,13 +8,18 @@ import torch
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Loss of a batch's outputs and targets."""
-_WEIGHTED = (torch.nn.Linear, torch.nn.modules.conv._ConvNd)  # noqa: SLF001  # no public name for all convolutions
+# no public name for all convolutions
+_WEIGHTED = (torch.nn.Linear, torch.nn.modules.conv._ConvNd)  # noqa: SLF001
 _NEVER_CALLED = torch.nn.modules.linear.NonDynamicallyQuantizableLinear
-"""Type of the last layer of torch's attention, which uses that layer's weights without calling the layer."""
+"""Type of the last layer of torch's attention, which uses that layer's weights without calling
+the layer."""
 
 
 class Technique:
-    """The methods by which a training calls its technique; those of this class leave the training as it is."""
+    """The methods by which a training calls its technique.
+
+    Those of this class leave the training as it is.
+    """
 
     def start(self, model: torch.nn.Module) -> None:
         """Change the model in place, before its optimizer is made."""
@@ -20,12 +27,17 @@ class Technique:
     def before_step(self, model: torch.nn.Module, step: int, total_steps: int) -> None:
         """Change the model in place before a step; ``step`` counts from 0."""
 
-    def loss(self, loss: Loss, outputs: torch.Tensor, targets: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    def loss(
+        self, loss: Loss, outputs: torch.Tensor, targets: torch.Tensor, inputs: torch.Tensor
+    ) -> torch.Tensor:
         """The loss that a batch is trained on, where ``loss`` is the plain loss function."""
         return loss(outputs, targets)
 
     def counts(self, model: torch.nn.Module, step: int, total_steps: int) -> bool:
-        """Whether an evaluation after ``step`` steps may reach the target; ``model`` was scored, and may be an average of the weights."""
+        """Whether an evaluation after ``step`` steps may reach the target.
+
+        ``model`` was scored, and may be an average of the weights.
+        """
         return True
 
     def finish(self, model: torch.nn.Module) -> None:
@@ -37,11 +49,20 @@ class NoTechnique(Technique):
 
 
 def weighted_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """A model's convolutions and linear layers by name, in the order in which the model registered them."""
+    """A model's convolutions and linear layers by name, in the order in which the model
+    registered them.
+    """
     modules = model.named_modules()
-    return {name: module for name, module in modules if isinstance(module, _WEIGHTED) and not isinstance(module, _NEVER_CALLED)}
+    return {
+        name: module
+        for name, module in modules
+        if isinstance(module, _WEIGHTED) and not isinstance(module, _NEVER_CALLED)
+    }
 
 
 def head_of(model: torch.nn.Module) -> str | None:
-    """Name of the layer that makes a model's outputs, its last convolution or linear layer; None if it has none."""
+    """Name of the layer that makes a model's outputs, its last convolution or linear layer.
+
+    None if it has none.
+    """
     return next(reversed(weighted_layers(model)), None)

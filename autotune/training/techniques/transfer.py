@@ -16,16 +16,20 @@ _log = logging.getLogger(__name__)
 
 
 class Transfer(Technique):
-    """Take every layer that fits from a checkpoint, and freeze the layers taken for the first part of the schedule.
+    """Take every layer that fits from a checkpoint, and freeze the layers taken for the first part
+    of the schedule.
 
-    A layer is a module with tensors of its own, and fits if the checkpoint has all of them in the same shapes. Frozen weights get no
-    gradient, and frozen norms neither update their running statistics nor use those of the batch.
+    A layer is a module with tensors of its own, and fits if the checkpoint has all of them in the
+    same shapes. Frozen weights get no gradient, and frozen norms neither update their running
+    statistics nor use those of the batch.
 
     Args:
         source: experiment that the checkpoint comes from, if the configuration names an experiment.
         checkpoint: file of weights that autotune wrote, or its URL.
-        fresh_head: whether the last layer starts as the model made it even if it fits, since its classes are others.
-        unfreeze_at: fraction of the steps after which all layers train; 0 freezes none, 1 keeps them frozen to the end.
+        fresh_head: whether the last layer starts as the model made it even if it fits, since its
+            classes are others.
+        unfreeze_at: fraction of the steps after which all layers train; 0 freezes none, 1 keeps
+            them frozen to the end.
 
     Raises:
         ConfigError: a value is outside its range, or there is no checkpoint.
@@ -34,7 +38,9 @@ class Transfer(Technique):
     Source: Yosinski et al., "How transferable are features in deep neural networks?" (2014).
     """
 
-    def __init__(self, *, source: str | None, checkpoint: str | None, fresh_head: bool, unfreeze_at: float) -> None:
+    def __init__(
+        self, *, source: str | None, checkpoint: str | None, fresh_head: bool, unfreeze_at: float
+    ) -> None:
         check_fractions("technique", unfreeze_at=unfreeze_at)
         self._path = checkpoint_path(checkpoint)
         self._fresh_head = fresh_head
@@ -52,11 +58,19 @@ class Transfer(Technique):
         weights, _ = read_weights_once(self._path)
         head = head_of(model) if self._fresh_head else None
         layers = {name: module for name, module in model.named_modules() if _own_tensors(module)}
-        taken = {name: module for name, module in layers.items() if name != head and _copy_if_fits(module, name, weights)}
+        taken = {
+            name: module
+            for name, module in layers.items()
+            if name != head and _copy_if_fits(module, name, weights)
+        }
         fresh = [name for name in layers if name not in taken]
         if not taken:
-            raise ConfigError(f"technique.checkpoint: no layer of the model is in {self._path} in its shape")
-        _log_once(f"{self._path.name}: {len(taken)} layers taken; fresh: {', '.join(fresh) or 'none'}")
+            raise ConfigError(
+                f"technique.checkpoint: no layer of the model is in {self._path} in its shape"
+            )
+        _log_once(
+            f"{self._path.name}: {len(taken)} layers taken; fresh: {', '.join(fresh) or 'none'}"
+        )
         if self._unfreeze_at > 0:
             self._freeze(model, taken)
 
@@ -70,17 +84,21 @@ class Transfer(Technique):
             self._frozen, self._frozen_norms = [], []
 
     def _freeze(self, model: torch.nn.Module, taken: Mapping[str, torch.nn.Module]) -> None:
-        own_parameters = [parameter for module in taken.values() for parameter in module.parameters(recurse=False)]
+        own_parameters = [
+            parameter for module in taken.values() for parameter in module.parameters(recurse=False)
+        ]
         self._frozen = [parameter for parameter in own_parameters if parameter.requires_grad]
-        self._frozen_norms = [module for module in taken.values() if getattr(module, "running_mean", None) is not None]
+        self._frozen_norms = [
+            module for module in taken.values() if getattr(module, "running_mean", None) is not None
+        ]
         for parameter in self._frozen:
             parameter.requires_grad_(False)
         for norm in self._frozen_norms:
             norm.eval()
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ConfigError(
-                f"technique.unfreeze_at: found {self._unfreeze_at}, and all layers were taken, so that nothing would train before; "
-                f"accepted is 0, or fresh_head=true"
+                f"technique.unfreeze_at: found {self._unfreeze_at}, and all layers were taken, so"
+                " that nothing would train before; accepted is 0, or fresh_head=true"
             )
 
 
@@ -92,22 +110,37 @@ def checkpoint_path(checkpoint: str | None) -> Path:
         DataError: the file is at a URL, and cannot be fetched.
     """
     if checkpoint is None:
-        raise ConfigError("technique.checkpoint: found null, accepted is a file of weights, or technique.source=EXPERIMENT that makes it")
+        raise ConfigError(
+            "technique.checkpoint: found null, accepted is a file of weights, or"
+            " technique.source=EXPERIMENT that makes it"
+        )
     return fetched(checkpoint, "technique.checkpoint")
 
 
 def _own_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """A module's own parameters and persistent buffers, without those of its submodules, by their keys in its state."""
-    names = [*module._parameters, *(name for name in module._buffers if name not in module._non_persistent_buffers_set)]  # noqa: SLF001
-    return {name: tensor for name in names if isinstance(tensor := getattr(module, name), torch.Tensor)}
+    """A module's own parameters and persistent buffers, without those of its submodules, by
+    their keys in its state.
+    """
+    passing = module._non_persistent_buffers_set  # noqa: SLF001
+    buffers = (name for name in module._buffers if name not in passing)  # noqa: SLF001
+    names = [*module._parameters, *buffers]  # noqa: SLF001
+    return {
+        name: tensor for name in names if isinstance(tensor := getattr(module, name), torch.Tensor)
+    }
 
 
 @torch.no_grad()
 def _copy_if_fits(module: torch.nn.Module, name: str, weights: Mapping[str, torch.Tensor]) -> bool:
-    """Copy weights into a module's own tensors if all of them are there in the same shapes; return whether they are."""
+    """Copy weights into a module's own tensors if all of them are there in the same shapes.
+
+    Return whether they are.
+    """
     prefix = f"{name}." if name else ""
     tensors = _own_tensors(module)
-    if any(f"{prefix}{key}" not in weights or weights[f"{prefix}{key}"].shape != tensor.shape for key, tensor in tensors.items()):
+    if any(
+        f"{prefix}{key}" not in weights or weights[f"{prefix}{key}"].shape != tensor.shape
+        for key, tensor in tensors.items()
+    ):
         return False
     for key, tensor in tensors.items():
         tensor.copy_(weights[f"{prefix}{key}"])

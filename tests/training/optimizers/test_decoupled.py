@@ -12,7 +12,12 @@ from autotune.errors import ConfigError
 from autotune.training.optimizers.decoupled import adamw, sgd
 from autotune.training.optimizers.groups import REFERENCE_SAMPLES
 
-PLAIN: dict[str, Any] = {"weight_decay": 0.0, "bias_lr_scale": 1.0, "head_lr_scale": 1.0, "decay_biases": False}
+PLAIN: dict[str, Any] = {
+    "weight_decay": 0.0,
+    "bias_lr_scale": 1.0,
+    "head_lr_scale": 1.0,
+    "decay_biases": False,
+}
 
 
 class Weight(nn.Module):
@@ -46,26 +51,52 @@ def train(
 
 @pytest.mark.parametrize("batch_size", [16, 64, 512])
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.95])
-def test_sgd_goes_as_far_along_a_constant_gradient_whatever_batch_size_and_momentum(batch_size: int, momentum: float) -> None:
+def test_sgd_goes_as_far_along_a_constant_gradient_whatever_batch_size_and_momentum(
+    batch_size: int, momentum: float
+) -> None:
     end = train(
-        sgd, lambda weight: torch.full_like(weight, 0.25), 3.0, 4 * REFERENCE_SAMPLES, lr=2.0, momentum=momentum, batch_size=batch_size
+        sgd,
+        lambda weight: torch.full_like(weight, 0.25),
+        3.0,
+        4 * REFERENCE_SAMPLES,
+        lr=2.0,
+        momentum=momentum,
+        batch_size=batch_size,
     )
     assert end == pytest.approx(3.0 - 4 * 2.0 * 0.25)
 
 
 @pytest.mark.parametrize("batch_size", [16, 64, 512])
 @pytest.mark.parametrize("beta1", [0.0, 0.5, 0.95])
-def test_adamw_goes_as_far_along_a_constant_gradient_whatever_batch_size_and_momentum(batch_size: int, beta1: float) -> None:
+def test_adamw_goes_as_far_along_a_constant_gradient_whatever_batch_size_and_momentum(
+    batch_size: int, beta1: float
+) -> None:
     settings = {"lr": 2.0, "beta1": beta1, "beta2": 0.99, "batch_size": batch_size}
-    end = train(adamw, lambda weight: torch.full_like(weight, -0.25), 3.0, 4 * REFERENCE_SAMPLES, **settings)
+    end = train(
+        adamw, lambda weight: torch.full_like(weight, -0.25), 3.0, 4 * REFERENCE_SAMPLES, **settings
+    )
     assert end == pytest.approx(3.0 + 4 * 2.0)
 
 
 @pytest.mark.parametrize("batch_size", [16, 64])
 @pytest.mark.parametrize("lr", [0.01, 1.0])
-@pytest.mark.parametrize(("make", "settings"), [(sgd, {"momentum": 0.0}), (sgd, {"momentum": 0.9}), (adamw, {"beta1": 0.9, "beta2": 0.99})])
-def test_as_much_of_a_weight_decays_whatever_the_rate(make: Any, settings: dict[str, float], lr: float, batch_size: int) -> None:
-    end = train(make, torch.zeros_like, 3.0, 4 * REFERENCE_SAMPLES, lr=lr, weight_decay=0.05, batch_size=batch_size, **settings)
+@pytest.mark.parametrize(
+    ("make", "settings"),
+    [(sgd, {"momentum": 0.0}), (sgd, {"momentum": 0.9}), (adamw, {"beta1": 0.9, "beta2": 0.99})],
+)
+def test_as_much_of_a_weight_decays_whatever_the_rate(
+    make: Any, settings: dict[str, float], lr: float, batch_size: int
+) -> None:
+    end = train(
+        make,
+        torch.zeros_like,
+        3.0,
+        4 * REFERENCE_SAMPLES,
+        lr=lr,
+        weight_decay=0.05,
+        batch_size=batch_size,
+        **settings,
+    )
     assert end == pytest.approx(3.0 * math.exp(-4 * 0.05), rel=0.005)
 
 
@@ -73,7 +104,11 @@ def test_as_much_of_a_weight_decays_whatever_the_rate(make: Any, settings: dict[
     ("make", "settings", "said"),
     [
         (sgd, {"momentum": 1.0}, "optimizer.momentum: found 1.0, accepted is 0 to below 1"),
-        (adamw, {"beta1": 0.9, "beta2": 1.5}, "optimizer.beta2: found 1.5, accepted is 0 to below 1"),
+        (
+            adamw,
+            {"beta1": 0.9, "beta2": 1.5},
+            "optimizer.beta2: found 1.5, accepted is 0 to below 1",
+        ),
     ],
 )
 def test_momentum_out_of_range_is_refused(make: Any, settings: dict[str, float], said: str) -> None:

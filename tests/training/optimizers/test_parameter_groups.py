@@ -32,20 +32,34 @@ class Outspoken(nn.Module):
         self.groups = groups
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        return {kind: [self.get_parameter(name) for name in names] for kind, names in self.groups.items()}
+        return {
+            kind: [self.get_parameter(name) for name in names]
+            for kind, names in self.groups.items()
+        }
 
 
 def names_by_kind(model: nn.Module) -> dict[str, list[str]]:
     names = {id(each): name for name, each in model.named_parameters()}
-    return {kind: [names[id(each)] for each in group] for kind, group in parameters_by_kind(model).items()}
+    return {
+        kind: [names[id(each)] for each in group]
+        for kind, group in parameters_by_kind(model).items()
+    }
 
 
 def test_a_convolutional_net_has_filters_a_head_and_biases() -> None:
-    found = names_by_kind(SimpleCNN(input_shape=[1, 8, 8], num_classes=10, widths=[4, 8], norm="batch"))
+    found = names_by_kind(
+        SimpleCNN(input_shape=[1, 8, 8], num_classes=10, widths=[4, 8], norm="batch")
+    )
     assert found == {
         "filters": ["features.0.weight", "features.4.weight"],
         "head": ["classifier.weight"],
-        "biases": ["features.1.weight", "features.1.bias", "features.5.weight", "features.5.bias", "classifier.bias"],
+        "biases": [
+            "features.1.weight",
+            "features.1.bias",
+            "features.5.weight",
+            "features.5.bias",
+            "classifier.bias",
+        ],
     }
 
 
@@ -61,18 +75,32 @@ def test_embeddings_are_a_kind_of_their_own_and_a_tied_head_is_one_of_them(tied:
 
 
 def test_a_model_says_its_groups_itself() -> None:
-    groups = {"head": ["second.weight"], "biases": ["second.bias"], "whitening_bias": ["first.bias"], "filters": []}
-    assert names_by_kind(Outspoken(**groups)) == {kind: names for kind, names in groups.items() if names}
+    groups = {
+        "head": ["second.weight"],
+        "biases": ["second.bias"],
+        "whitening_bias": ["first.bias"],
+        "filters": [],
+    }
+    assert names_by_kind(Outspoken(**groups)) == {
+        kind: names for kind, names in groups.items() if names
+    }
 
 
 SETTINGS: dict[str, Any] = {
-    "step_share": 1.0, "lr": 2.0, "weight_decay": 0.1, "bias_lr_scale": 4.0, "head_lr_scale": 0.5, "decay_biases": False
-}  # fmt: skip
+    "step_share": 1.0,
+    "lr": 2.0,
+    "weight_decay": 0.1,
+    "bias_lr_scale": 4.0,
+    "head_lr_scale": 0.5,
+    "decay_biases": False,
+}
 
 
 @pytest.mark.parametrize("decay_biases", [False, True])
 def test_rates_are_scaled_by_kind_and_biases_decay_only_where_asked(decay_biases: bool) -> None:
-    groups = scaled_groups(SmallLanguageModel(tied=False), **SETTINGS | {"decay_biases": decay_biases})
+    groups = scaled_groups(
+        SmallLanguageModel(tied=False), **SETTINGS | {"decay_biases": decay_biases}
+    )
     found = {group["name"]: (group["lr"], group["weight_decay"]) for group in groups}
     assert found == {
         "filters": (2.0, 0.05),

@@ -10,8 +10,13 @@ from autotune.errors import ConfigError
 from autotune.training.optimizers.schedule_free import schedule_free_sgd
 
 PLAIN: dict[str, Any] = {
-    "weight_decay": 0.0, "warmup_fraction": 0.0, "bias_lr_scale": 1.0, "head_lr_scale": 1.0, "decay_biases": False, "total_steps": 8,
-}  # fmt: skip
+    "weight_decay": 0.0,
+    "warmup_fraction": 0.0,
+    "bias_lr_scale": 1.0,
+    "head_lr_scale": 1.0,
+    "decay_biases": False,
+    "total_steps": 8,
+}
 
 
 def evaluated_weight(optimizer: Any, weight: torch.Tensor, num_steps: int) -> float:
@@ -24,7 +29,9 @@ def evaluated_weight(optimizer: Any, weight: torch.Tensor, num_steps: int) -> fl
 
 @pytest.mark.parametrize("batch_size", [128, 256])
 @pytest.mark.parametrize("momentum", [0.5, 0.9])
-def test_sgd_evaluates_the_mean_of_the_points_that_plain_sgd_passes(batch_size: int, momentum: float) -> None:
+def test_sgd_evaluates_the_mean_of_the_points_that_plain_sgd_passes(
+    batch_size: int, momentum: float
+) -> None:
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
     optimizer = schedule_free_sgd(model, **PLAIN, batch_size=batch_size, lr=2.0, momentum=momentum)
@@ -34,8 +41,16 @@ def test_sgd_evaluates_the_mean_of_the_points_that_plain_sgd_passes(batch_size: 
 
 def test_the_warm_up_is_a_fraction_of_the_steps() -> None:
     optimizer = schedule_free_sgd(
-        nn.Linear(1, 1), **PLAIN | {"warmup_fraction": 0.25, "total_steps": 40}, batch_size=1, lr=1.0, momentum=0.9
+        nn.Linear(1, 1),
+        **PLAIN | {"warmup_fraction": 0.25, "total_steps": 40},
+        batch_size=1,
+        lr=1.0,
+        momentum=0.9,
     )
     assert {group["warmup_steps"] for group in optimizer.param_groups} == {10}
-    with pytest.raises(ConfigError, match=r"^optimizer.warmup_fraction: found 2, accepted is 0 to 1$"):
-        schedule_free_sgd(nn.Linear(1, 1), **PLAIN | {"warmup_fraction": 2}, batch_size=1, lr=1.0, momentum=0.9)
+    with pytest.raises(
+        ConfigError, match=r"^optimizer.warmup_fraction: found 2, accepted is 0 to 1$"
+    ):
+        schedule_free_sgd(
+            nn.Linear(1, 1), **PLAIN | {"warmup_fraction": 2}, batch_size=1, lr=1.0, momentum=0.9
+        )

@@ -18,20 +18,34 @@ from tests.support.ranks import Ranks
 
 pytestmark = pytest.mark.slow
 
-SHORT = ("experiment=cnn", "device=cpu", "runtime.num_threads=1", "batch_size=32", "epochs=0.5", "parallelism.num_workers=2")
+SHORT = (
+    "experiment=cnn",
+    "device=cpu",
+    "runtime.num_threads=1",
+    "batch_size=32",
+    "epochs=0.5",
+    "parallelism.num_workers=2",
+)
 NUM_STEPS = 18
 Numbers = Mapping[str, Any]
 """Of tensors, by name, as lists."""
 
 
 def numbers(model: nn.Module) -> Numbers:
-    state = {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in model.state_dict().items()}
+    state = {
+        name: value.full_tensor() if isinstance(value, DTensor) else value
+        for name, value in model.state_dict().items()
+    }
     return {name: value.flatten().tolist() for name, value in state.items()}
 
 
-def stepped(overrides: list[str], ranks: Any, evaluate_after: tuple[int, ...] = ()) -> tuple[TrainingStep, Numbers]:
+def stepped(
+    overrides: list[str], ranks: Any, evaluate_after: tuple[int, ...] = ()
+) -> tuple[TrainingStep, Numbers]:
     """A training's step after its last one, and the model that all ranks score then."""
-    run, step = set_up(Composer(overrides).compose().trial, torch.device("cpu"), PhaseClock(), 1, ranks)
+    run, step = set_up(
+        Composer(overrides).compose().trial, torch.device("cpu"), PhaseClock(), 1, ranks
+    )
     assert run.total_steps == NUM_STEPS
     for place, batch in enumerate(run.batches(0)):
         step(batch, place)
@@ -51,7 +65,11 @@ def own(overrides: list[str], ranks: Any, evaluate_after: tuple[int, ...] = ()) 
 
 
 def parameters(state: Numbers) -> Numbers:
-    return {name: value for name, value in state.items() if "running" not in name and "num_batches" not in name}
+    return {
+        name: value
+        for name, value in state.items()
+        if "running" not in name and "num_batches" not in name
+    }
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +90,18 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["runtime.micro_batch_size=4"],
     ],
 )
-def test_layers_that_are_unfrozen_on_the_way_are_exchanged(ranks: Ranks, source: Path, settings: list[str]) -> None:
+def test_layers_that_are_unfrozen_on_the_way_are_exchanged(
+    ranks: Ranks, source: Path, settings: list[str]
+) -> None:
     transfer = ["technique=transfer", f"technique.checkpoint={source}", "technique.unfreeze_at=0.4"]
-    first, second = ranks.call(2, own, [*SHORT, "parallelism=ddp", "model.norm=none", *transfer, *settings])
+    first, second = ranks.call(
+        2, own, [*SHORT, "parallelism=ddp", "model.norm=none", *transfer, *settings]
+    )
     assert isinstance(first, dict), first
     taken = numbers_of(source)
-    assert all(first[name] != taken[name] for name in parameters(first)), "all layers have been trained"
+    assert all(first[name] != taken[name] for name in parameters(first)), (
+        "all layers have been trained"
+    )
     assert parameters(first) == parameters(second)
 
 
@@ -99,7 +123,9 @@ def numbers_of(path: Path) -> Numbers:
     ],
 )
 def test_all_ranks_score_one_model(ranks: Ranks, settings: list[str]) -> None:
-    first, second = ranks.call(2, scored, [*settings[:1], *SHORT, "model.norm=batch", *settings[1:]])
+    first, second = ranks.call(
+        2, scored, [*settings[:1], *SHORT, "model.norm=batch", *settings[1:]]
+    )
     assert isinstance(first, dict), first
     assert any("running_mean" in name for name in first)
     assert first == second

@@ -9,12 +9,34 @@ from tests.support.ranks import Ranks, losses
 pytestmark = pytest.mark.slow
 
 NUM_STEPS = 10
-CNN = ("experiment=cnn", "model.norm=group", "batch_size=32", "evaluate_every_samples=32", "epochs=0.29", "target.value=0.9999")
-MLP = ("experiment=mlp", "model.norm=none", "model.dropout=0", "batch_size=8", "evaluate_every_samples=8", "epochs=1", "target.value=0")
+CNN = (
+    "experiment=cnn",
+    "model.norm=group",
+    "batch_size=32",
+    "evaluate_every_samples=32",
+    "epochs=0.29",
+    "target.value=0.9999",
+)
+MLP = (
+    "experiment=mlp",
+    "model.norm=none",
+    "model.dropout=0",
+    "batch_size=8",
+    "evaluate_every_samples=8",
+    "epochs=1",
+    "target.value=0",
+)
 TRANSFORMER = (
-    "experiment=transformer", "model.dropout=0", "model.num_layers=2", "model.width=32", "model.num_heads=4", "batch_size=8",
-    "evaluate_every_samples=8", "epochs=0.03", "target.value=1e-9",
-)  # fmt: skip
+    "experiment=transformer",
+    "model.dropout=0",
+    "model.num_layers=2",
+    "model.width=32",
+    "model.num_heads=4",
+    "batch_size=8",
+    "evaluate_every_samples=8",
+    "epochs=0.03",
+    "target.value=1e-9",
+)
 CLIPPED_MLP, CLIPPED_TRANSFORMER = (*MLP, "max_grad_norm=0.1"), (*TRANSFORMER, "max_grad_norm=0.1")
 COMMON = ("device=cpu", "runtime.num_threads=1", "target.max_train_seconds=100")
 
@@ -28,7 +50,11 @@ def alone(model: tuple[str, ...]) -> list[float]:
     ("model", "size", "parallelism"),
     [
         (CNN, 2, ("ddp",)),
-        (CNN, 2, ("ddp", "gradient_as_bucket_view=true", "static_graph=true", "bucket_megabytes=1")),
+        (
+            CNN,
+            2,
+            ("ddp", "gradient_as_bucket_view=true", "static_graph=true", "bucket_megabytes=1"),
+        ),
         (CNN, 4, ("ddp",)),
         (CNN, 2, ("fsdp",)),
         (CNN, 2, ("pipeline", "schedule=gpipe", "num_micro_batches=2")),
@@ -48,9 +74,15 @@ def alone(model: tuple[str, ...]) -> list[float]:
         (CLIPPED_TRANSFORMER, 4, ("fsdp", "tensor_size=2")),
     ],
 )
-def test_losses_are_those_of_one_process(ranks: Ranks, model: tuple[str, ...], size: int, parallelism: tuple[str, ...]) -> None:
+def test_losses_are_those_of_one_process(
+    ranks: Ranks, model: tuple[str, ...], size: int, parallelism: tuple[str, ...]
+) -> None:
     strategy, *settings = parallelism
-    chosen = [f"parallelism={strategy}", f"parallelism.num_workers={size}", *(f"parallelism.{each}" for each in settings)]
+    chosen = [
+        f"parallelism={strategy}",
+        f"parallelism.num_workers={size}",
+        *(f"parallelism.{each}" for each in settings),
+    ]
     first, *others = ranks.train(size, [*model, *COMMON, *chosen])
     assert others == [[]] * (size - 1), "only the first rank makes evaluations"
     assert len(alone(model)) >= NUM_STEPS
@@ -61,8 +93,12 @@ BFLOAT16 = "precision=bf16"
 
 
 @pytest.mark.parametrize("model", [(*CNN[:1], "model.norm=batch", *CNN[2:]), CNN, TRANSFORMER])
-def test_weights_gathered_in_16_bit_give_the_losses_of_autocast(ranks: Ranks, model: tuple[str, ...]) -> None:
+def test_weights_gathered_in_16_bit_give_the_losses_of_autocast(
+    ranks: Ranks, model: tuple[str, ...]
+) -> None:
     batch_norm = "model.norm=batch" in model  # sees the part of the batch that a rank takes
     first, _ = ranks.train(2, [*model, *COMMON, BFLOAT16, "parallelism=fsdp"])
     assert isinstance(first, list), first
-    assert first[:NUM_STEPS] == pytest.approx(losses([*model, *COMMON, BFLOAT16])[:NUM_STEPS], rel=0.3 if batch_norm else 2e-3)
+    assert first[:NUM_STEPS] == pytest.approx(
+        losses([*model, *COMMON, BFLOAT16])[:NUM_STEPS], rel=0.3 if batch_norm else 2e-3
+    )

@@ -25,40 +25,98 @@ from tests.support.patience import wait_until
 from tests.support.ranks import Ranks, losses
 
 SHORT = (
-    "experiment=cnn", "device=cpu", "runtime.num_threads=1", "batch_size=32", "epochs=0.5", "evaluate_every_samples=192",
-    "target.value=0.9999", "target.max_train_seconds=100",
-)  # fmt: skip
+    "experiment=cnn",
+    "device=cpu",
+    "runtime.num_threads=1",
+    "batch_size=32",
+    "epochs=0.5",
+    "evaluate_every_samples=192",
+    "target.value=0.9999",
+    "target.max_train_seconds=100",
+)
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["parallelism=single", "parallelism.num_workers=2"], "parallelism.num_workers: found 2, accepted with parallelism=single is 1"),
-        (["parallelism=ddp", "parallelism.num_workers=0"], "parallelism.num_workers: found 0, accepted is a whole number from 1"),
-        (["parallelism=ddp", "parallelism.num_workers=two"], "parallelism.num_workers: found two, accepted is a whole number from 1"),
-        (["parallelism=ddp", "batch_size=33"], "batch_size: found 33, accepted with 2 workers that share a batch is a multiple of that"),
+        (
+            ["parallelism=single", "parallelism.num_workers=2"],
+            "parallelism.num_workers: found 2, accepted with parallelism=single is 1",
+        ),
+        (
+            ["parallelism=ddp", "parallelism.num_workers=0"],
+            "parallelism.num_workers: found 0, accepted is a whole number from 1",
+        ),
+        (
+            ["parallelism=ddp", "parallelism.num_workers=two"],
+            "parallelism.num_workers: found two, accepted is a whole number from 1",
+        ),
+        (
+            ["parallelism=ddp", "batch_size=33"],
+            (
+                "batch_size: found 33, accepted with 2 workers that share a batch is a multiple of"
+                " that"
+            ),
+        ),
         (
             ["parallelism=ddp", "parallelism.num_workers=4", "batch_size=8192"],
-            "batch_size: found 1197 (the whole training split), accepted with 4 workers that share a batch is a multiple of that",
+            (
+                "batch_size: found 1197 (the whole training split), accepted with 4 workers that"
+                " share a batch is a multiple of that"
+            ),
         ),
-        (["parallelism=ddp", "parallelism.tensor_size=3"], "parallelism.tensor_size: found 3, accepted is a divisor of"),
+        (
+            ["parallelism=ddp", "parallelism.tensor_size=3"],
+            "parallelism.tensor_size: found 3, accepted is a divisor of",
+        ),
         (
             ["parallelism=ddp", "parallelism.compression=zip"],
             "parallelism.compression: found 'zip', accepted are null, bf16, fp16, powersgd",
         ),
-        (["parallelism=ddp", "parallelism.backend=mpi"], "parallelism.backend: found 'mpi', accepted are null, nccl, gloo"),
-        (["parallelism=ddp", "parallelism.local_steps=2", "parallelism.compression=fp16"], "parallelism.local_steps: found 2 beside"),
-        (["parallelism=ddp", "runtime.cuda_graph=true"], "runtime.cuda_graph: found true, accepted with several workers is false"),
+        (
+            ["parallelism=ddp", "parallelism.backend=mpi"],
+            "parallelism.backend: found 'mpi', accepted are null, nccl, gloo",
+        ),
+        (
+            ["parallelism=ddp", "parallelism.local_steps=2", "parallelism.compression=fp16"],
+            "parallelism.local_steps: found 2 beside",
+        ),
+        (
+            ["parallelism=ddp", "runtime.cuda_graph=true"],
+            "runtime.cuda_graph: found true, accepted with several workers is false",
+        ),
         (["parallelism=fsdp", "averaging=ema"], "averaging: "),
-        (["parallelism=fsdp", "technique=pruning"], "technique: Pruning needs whole weights; accepted with parallelism=fsdp is none"),
-        (["parallelism=tensor"], "parallelism: SimpleCNN has no tensor_plan, so ranks cannot share its layers; accepted are"),
-        (["parallelism=pipeline", "batch_size=34"], "parallelism.num_micro_batches: found 4, accepted is a divisor of batch_size = 34"),
+        (
+            ["parallelism=fsdp", "technique=pruning"],
+            "technique: Pruning needs whole weights; accepted with parallelism=fsdp is none",
+        ),
+        (
+            ["parallelism=tensor"],
+            (
+                "parallelism: SimpleCNN has no tensor_plan, so ranks cannot share its layers;"
+                " accepted are"
+            ),
+        ),
+        (
+            ["parallelism=pipeline", "batch_size=34"],
+            "parallelism.num_micro_batches: found 4, accepted is a divisor of batch_size = 34",
+        ),
         (
             ["parallelism=pipeline", "parallelism.num_micro_batches=1"],
             "parallelism.num_micro_batches: found 1, accepted is a whole number from 2",
         ),
-        (["parallelism=pipeline", "parallelism.num_workers=16", "parallelism.num_micro_batches=16"], "parallelism.num_workers: found 16, "),
-        (["parallelism=pipeline", "parallelism.schedule=zigzag"], "parallelism.schedule: found 'zigzag', accepted are gpipe, 1f1b"),
+        (
+            [
+                "parallelism=pipeline",
+                "parallelism.num_workers=16",
+                "parallelism.num_micro_batches=16",
+            ],
+            "parallelism.num_workers: found 16, ",
+        ),
+        (
+            ["parallelism=pipeline", "parallelism.schedule=zigzag"],
+            "parallelism.schedule: found 'zigzag', accepted are gpipe, 1f1b",
+        ),
         (
             ["parallelism=pipeline", "runtime.micro_batch_size=8"],
             "runtime.micro_batch_size: found 8, accepted with parallelism=pipeline is null",
@@ -67,10 +125,15 @@ SHORT = (
             ["experiment=transformer", "parallelism=tensor", "parallelism.num_workers=3"],
             "model.num_heads: found 4, accepted with 3 workers",
         ),
-        (["experiment=transformer", "parallelism=pipeline", "model.tied_head=true"], "model.tied_head: found true, accepted with"),
+        (
+            ["experiment=transformer", "parallelism=pipeline", "model.tied_head=true"],
+            "model.tied_head: found true, accepted with",
+        ),
     ],
 )
-def test_what_cannot_be_shared_is_refused_before_a_device_is_taken(overrides: list[str], message: str) -> None:
+def test_what_cannot_be_shared_is_refused_before_a_device_is_taken(
+    overrides: list[str], message: str
+) -> None:
     experiment = [] if overrides[0].startswith("experiment") else ["experiment=cnn"]
     with pytest.raises(ConfigError) as refused:
         check_training(Composer([*experiment, *overrides]).compose().trial)
@@ -80,7 +143,13 @@ def test_what_cannot_be_shared_is_refused_before_a_device_is_taken(overrides: li
 
 @pytest.mark.parametrize("model", ["cnn", "mlp", "transformer"])
 def test_a_models_layers_in_order_are_its_forward_pass(model: str) -> None:
-    config = Composer([f"experiment={model}", "device=cpu", "model.dropout=0"][: 3 if model != "cnn" else 2]).compose().trial
+    config = (
+        Composer(
+            [f"experiment={model}", "device=cpu", "model.dropout=0"][: 3 if model != "cnn" else 2]
+        )
+        .compose()
+        .trial
+    )
     data = load_data(config)
     net: Any = make_components(config, data, torch.device("cpu"), 1).model.eval()
     inputs = data.transform(data.train.inputs[:4])
@@ -98,17 +167,28 @@ def test_a_models_layers_in_order_are_its_forward_pass(model: str) -> None:
         ("mlp", ["pipeline"]),
     ],
 )
-def test_one_rank_trains_by_each_strategy(device: str, experiment: str, parallelism: list[str]) -> None:
+def test_one_rank_trains_by_each_strategy(
+    device: str, experiment: str, parallelism: list[str]
+) -> None:
     """Over NCCL on a GPU, which one GPU suffices for."""
     excepthook = sys.excepthook
     plain = ["model.norm=none", *(["model.dropout=0"] if experiment == "mlp" else [])]
     common = [f"experiment={experiment}", *SHORT[2:], *plain, f"device={device}"]
-    shared = [*common, f"parallelism={parallelism[0]}", "parallelism.num_workers=1", *parallelism[1:]]
+    shared = [
+        *common,
+        f"parallelism={parallelism[0]}",
+        "parallelism.num_workers=1",
+        *parallelism[1:],
+    ]
     store = open_store()
     with joined(store, rank=0, size=1, device=torch.device(device)) as ranks:
-        _, step = set_up(Composer(shared).compose().trial, torch.device(device), PhaseClock(), 1, ranks)
+        _, step = set_up(
+            Composer(shared).compose().trial, torch.device(device), PhaseClock(), 1, ranks
+        )
         assert type(step.parts.shared) is not SharedModel
-        assert sys.excepthook is excepthook, "else each group that a kept worker joins puts [rank0]: before its tracebacks once more"
+        assert sys.excepthook is excepthook, (
+            "else each group that a kept worker joins puts [rank0]: before its tracebacks once more"
+        )
         found = losses(shared, ranks=ranks)
     assert found == pytest.approx(losses(common), rel=1e-5 if device == "cpu" else 1e-3)
 
@@ -145,7 +225,9 @@ def test_cheaper_exchanges_still_learn(ranks: Ranks, settings: list[str]) -> Non
         ("mlp", 4, ["ddp", "parallelism.tensor_size=2"]),
     ],
 )
-def test_the_weights_that_are_kept_are_whole(ranks: Ranks, tmp_path: Path, experiment: str, size: int, parallelism: list[str]) -> None:
+def test_the_weights_that_are_kept_are_whole(
+    ranks: Ranks, tmp_path: Path, experiment: str, size: int, parallelism: list[str]
+) -> None:
     no_norm = ["model.norm=none", *(["model.dropout=0"] if experiment == "mlp" else [])]
     common = [f"experiment={experiment}", *SHORT[1:5], *no_norm, "target.max_train_seconds=100"]
     losses(common, weights_path=tmp_path / "alone.safetensors")
@@ -162,7 +244,9 @@ def test_the_weights_that_are_kept_are_whole(ranks: Ranks, tmp_path: Path, exper
 @pytest.mark.parametrize("parallelism", ["ddp", "fsdp", "pipeline"])
 def test_ranks_end_together_when_time_is_over(ranks: Ranks, parallelism: str) -> None:
     long = [each for each in SHORT if not each.startswith(("epochs", "target.max"))]
-    found = ranks.train(2, [*long, f"parallelism={parallelism}", "epochs=10000", "target.max_train_seconds=0.5"])
+    found = ranks.train(
+        2, [*long, f"parallelism={parallelism}", "epochs=10000", "target.max_train_seconds=0.5"]
+    )
     assert isinstance(found[0], list), found[0]
     assert found[1] == []
 
@@ -182,7 +266,11 @@ def fails_on_the_second_rank(outputs: torch.Tensor, targets: torch.Tensor) -> to
 @pytest.mark.slow
 def test_the_first_rank_tells_what_failed_on_another_one() -> None:
     composed = Composer([*SHORT, "parallelism=ddp"]).compose().trial
-    config = replace(composed, loss={"_target_": f"{__name__}.fails_on_the_second_rank"}, allowed_targets=(__name__,))
+    config = replace(
+        composed,
+        loss={"_target_": f"{__name__}.fails_on_the_second_rank"},
+        allowed_targets=(__name__,),
+    )
     with pytest.raises(RankFailedError, match="the second rank failed"), spawned(config) as ranks:
         list(start_training(config, ranks=ranks))
     wait_until(lambda: not torch.distributed.is_initialized())

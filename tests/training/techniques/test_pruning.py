@@ -12,11 +12,31 @@ TOTAL_STEPS = 20
 
 def make_net() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 10, 3), nn.ReLU(), nn.Flatten(), nn.Linear(160, 3))
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 10, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(160, 3),
+    )
 
 
-def make_pruning(structured: bool = False, sparsity: float = 0.8, start: float = 0.2, end: float = 0.6, num: int = 4) -> Pruning:
-    return Pruning(structured=structured, sparsity=sparsity, start_fraction=start, end_fraction=end, num_prunings=num)
+def make_pruning(
+    structured: bool = False,
+    sparsity: float = 0.8,
+    start: float = 0.2,
+    end: float = 0.6,
+    num: int = 4,
+) -> Pruning:
+    return Pruning(
+        structured=structured,
+        sparsity=sparsity,
+        start_fraction=start,
+        end_fraction=end,
+        num_prunings=num,
+    )
 
 
 @pytest.mark.parametrize(("total_steps", "num"), [(100, 4), (37, 10), (5, 8), (1, 3)])

@@ -17,9 +17,13 @@ pytestmark = pytest.mark.slow
 
 TECHNIQUES = "autotune.training.techniques"
 PRUNING = {
-    "_target_": f"{TECHNIQUES}.pruning.Pruning", "structured": False, "sparsity": 0.75, "start_fraction": 0.2, "end_fraction": 0.6,
+    "_target_": f"{TECHNIQUES}.pruning.Pruning",
+    "structured": False,
+    "sparsity": 0.75,
+    "start_fraction": 0.2,
+    "end_fraction": 0.6,
     "num_prunings": 3,
-}  # fmt: skip
+}
 
 
 def bright_images(num_classes: int = 2) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -28,13 +32,22 @@ def bright_images(num_classes: int = 2) -> dict[str, tuple[torch.Tensor, torch.T
     splits = {}
     for name, size in (("train", 128), ("validation", 64)):
         targets = torch.arange(size) % num_classes
-        inputs = torch.randn(size, 1, 8, 8, generator=random_numbers) + targets.float().view(-1, 1, 1, 1) - 0.5
+        inputs = (
+            torch.randn(size, 1, 8, 8, generator=random_numbers)
+            + targets.float().view(-1, 1, 1, 1)
+            - 0.5
+        )
         splits[name] = (inputs, targets)
     return splits
 
 
 def transfer(checkpoint: Path, unfreeze_at: float) -> dict[str, Any]:
-    values = {"source": None, "checkpoint": str(checkpoint), "fresh_head": True, "unfreeze_at": unfreeze_at}
+    values = {
+        "source": None,
+        "checkpoint": str(checkpoint),
+        "fresh_head": True,
+        "unfreeze_at": unfreeze_at,
+    }
     return {"_target_": f"{TECHNIQUES}.transfer.Transfer", **values}
 
 
@@ -53,7 +66,11 @@ class Toy:
     def config(self, *overrides: str, **fields: Any) -> TrialConfig:
         values: dict[str, Any] = {
             "data": {"_target_": f"{__name__}.bright_images"},
-            "model": {"_target_": "autotune.workloads.simple_cnn.SimpleCNN", "widths": [4, 8], "norm": "batch"},
+            "model": {
+                "_target_": "autotune.workloads.simple_cnn.SimpleCNN",
+                "widths": [4, 8],
+                "norm": "batch",
+            },
             "target": Target(metric="accuracy", value=2.0, mode="max", max_train_seconds=1000),
             "allowed_targets": (__name__,),
             "batch_size": 32,
@@ -87,8 +104,18 @@ def share_of_zeros(weights: Mapping[str, torch.Tensor]) -> float:
     return sum(int((each == 0).sum()) for each in matrices) / sum(each.numel() for each in matrices)
 
 
-@pytest.mark.parametrize("overrides", [(), ("averaging=ema",), ("runtime.activation_checkpointing=true",), ("runtime.channels_last=true",)])
-def test_a_pruned_training_keeps_plain_weights_of_the_wanted_sparsity(toy: Toy, overrides: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("averaging=ema",),
+        ("runtime.activation_checkpointing=true",),
+        ("runtime.channels_last=true",),
+    ],
+)
+def test_a_pruned_training_keeps_plain_weights_of_the_wanted_sparsity(
+    toy: Toy, overrides: tuple[str, ...]
+) -> None:
     toy.train(toy.config())
     names = set(toy.trained())
     toy.train(toy.config(*overrides, technique=PRUNING))
@@ -97,7 +124,9 @@ def test_a_pruned_training_keeps_plain_weights_of_the_wanted_sparsity(toy: Toy, 
 
 
 @pytest.mark.parametrize(("unfreeze_at", "moves"), [(1.0, False), (0.5, True)])
-def test_a_transferred_training_starts_from_the_source(toy: Toy, source: Path, unfreeze_at: float, moves: bool) -> None:
+def test_a_transferred_training_starts_from_the_source(
+    toy: Toy, source: Path, unfreeze_at: float, moves: bool
+) -> None:
     toy.train(toy.config(technique=transfer(source, unfreeze_at)))
     taken, _ = read_weights(source)
     changed = {name for name, found in toy.trained().items() if not torch.equal(found, taken[name])}
