@@ -11,8 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 LAYERS = (
-    ("hiding", "imports"),
-    ("errors", "collector", "contention", "outcome"),
+    ("hiding",),
+    ("errors", "contention", "outcome"),
     ("files",),
     (
         "pickling",

@@ -25,7 +25,6 @@ from mlflow.entities import LoggedModelOutput, Metric, Param, Run, RunTag
 from mlflow.models import Model, infer_signature
 from mlflow.utils.file_utils import local_file_uri_to_path
 
-from autotune.imports import absent
 from autotune.measurement import TrialResult
 from autotune.mlflow_logs import LOGS_FOLDER
 from autotune.tracking import mlflow_fields as fields
@@ -191,10 +190,8 @@ class MlflowRuns:
                 gradients.
             inputs: a batch of its inputs.
         """
-        # imports Lightning, where it is installed, which takes seconds
-        with absent("mlflow.pytorch._lightning_autolog"):
-            # imports torch, for a study that keeps its model
-            import mlflow.pytorch  # noqa: PLC0415
+        import mlflow.pytorch  # noqa: PLC0415  # imports torch, for a study that keeps its model
+
         example = inputs.numpy()
         earlier = self._client.get_run(self._parent).outputs
         with tempfile.TemporaryDirectory() as folder:
