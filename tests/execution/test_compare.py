@@ -272,7 +272,10 @@ def test_sides_that_differ_in_their_workers_have_an_efficiency(
             "a=[experiment=cnn] b=[experiment=cnn_smoke]",
             ["target: a and b differ in it; set it for both, beside a and b"],
         ),
-        ("experiment=cnn a=[] b=[model._target_=os.system]", ["b: ", "_target_", "allowed_targets=[os]"]),
+        (
+            "experiment=cnn a=[] b=[model._target_=os.system]",
+            ["b: ", "_target_", "allowed_targets=[os]"],
+        ),
         ("experiment=cnn a=[] b=[epochs=3] study.name=../x", ["study.name: found '../x'"]),
         (
             "experiment=cnn a=[] b=[epochs=3] cluster.cpus_per_worker=0",
