@@ -50,11 +50,8 @@ def train(folder, lr=1e-3, batch_size=64, width=32, schedule="constant", num_epo
     factor = {"constant": lambda step: 1.0, "linear": lambda step: 1 - step / num_steps}[schedule]
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     num_parts = 4 * num_epochs  # the accuracy is looked at four times an epoch
-    start = (
-        autotune.checkpoint()
-        .load({"model": model, "optimizer": optimizer, "scheduler": scheduler})
-        .get("part", 0)
-    )
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    start = autotune.checkpoint().load(parts).get("part", 0)
     for part in range(start, num_parts):
         for _, (images, targets) in zip(range(num_steps // num_parts), loader, strict=False):
             optimizer.zero_grad()
@@ -68,9 +65,7 @@ def train(folder, lr=1e-3, batch_size=64, width=32, schedule="constant", num_epo
             ]
         accuracy = torch.cat(right).mean()
         print(f"epoch {(part + 1) / 4:.2f}: {accuracy:.4f}")
-        autotune.checkpoint().save(
-            {"model": model, "optimizer": optimizer, "scheduler": scheduler, "part": part + 1}
-        )
+        autotune.checkpoint().save({**parts, "part": part + 1})
         autotune.report(accuracy, epoch=(part + 1) / 4)
 
 

@@ -33,11 +33,8 @@ def fit(lr=3e-3, width=32, batch_size=32, max_norm=1.0):
     model = Memory(width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
-    start = (
-        autotune.checkpoint()
-        .load({"model": model, "optimizer": optimizer, "schedule": schedule})
-        .get("epoch", 0)
-    )
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    start = autotune.checkpoint().load(parts).get("epoch", 0)
     for epoch in range(start, 30):
         for chosen in torch.randperm(2048).split(batch_size):
             loss = nn.functional.cross_entropy(model(tokens[chosen]), targets[chosen])
@@ -48,9 +45,7 @@ def fit(lr=3e-3, width=32, batch_size=32, max_norm=1.0):
         schedule.step()
         with torch.no_grad():
             accuracy = (model(val_tokens).argmax(1) == val_targets).float().mean().item()
-        autotune.checkpoint().save(
-            {"model": model, "optimizer": optimizer, "schedule": schedule, "epoch": epoch + 1}
-        )
+        autotune.checkpoint().save({**parts, "epoch": epoch + 1})
         autotune.report(accuracy, epoch=epoch + 1)
 
 

@@ -262,7 +262,7 @@ def as_before(example: str, page: str) -> str:
         (EXAMPLES.parent / page).read_text(encoding="utf-8"),
         re.DOTALL,
     )
-    assert 0 < len(re.findall(r"^\+", diff, re.MULTILINE)) <= (8 if page == "case_study.md" else 5)
+    assert 0 < len(re.findall(r"^\+", diff, re.MULTILINE)) <= (9 if page == "case_study.md" else 6)
     program = (EXAMPLES / f"{example}.py").read_text(encoding="utf-8").split(
         "\n\n\nif __name__ =="
     )[0] + "\n"
