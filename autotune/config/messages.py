@@ -94,6 +94,8 @@ def composing_message(
 
 _GONE = {
     "cluster.keep_cpus_awake": "no process keeps CPUs awake",
+    "data.max_bytes": "data files may have any size",
+    "data.max_columns": "data files may have any size",
     "notify": (
         "send the message from what starts the study, by its exit code and the study's summary.json"
     ),
