@@ -27,6 +27,7 @@ from autotune.hiding import without_secrets
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from autotune.config.compose import Composer
     from autotune.config.schema import Config
 
 _PURPOSE = (
@@ -84,10 +85,6 @@ def tune_command(
 
         console = Console()
 
-    def say(line: str) -> None:
-        console.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True)
-
-    cluster, is_dry_run = composed.config.cluster, composed.config.dry_run
     folder = _existing_folder(composed.config)
     if not trains and folder is None:
         raise ConfigError(
@@ -95,40 +92,58 @@ def tune_command(
             f" {composed.config.study.folder}"
         )
     is_ended = False
-    if folder is not None and not is_dry_run:
-        # after --help and --cfg
+    if folder is not None and not composed.config.dry_run:
         from autotune.execution.study_folder import check_usable  # noqa: PLC0415
-
-        # after --help and --cfg
         from autotune.reporting.study_files import SUMMARY  # noqa: PLC0415
 
         check_usable(folder)  # before anything is started
         is_ended = (folder / SUMMARY).exists()
-    # after --help and --cfg
+    return _plan_and_run(
+        composer,
+        composed.config,
+        arguments,
+        code_folders,
+        console=console,
+        trains=trains,
+        is_ended=is_ended,
+    )
+
+
+def _plan_and_run(
+    composer: "Composer",
+    config: "Config",
+    command: Sequence[str],
+    code_folders: Sequence[str],
+    *,
+    console: "Console",
+    trains: bool,
+    is_ended: bool,
+) -> int:
+    """Plan the study while the fork server and Ray start, then run it; return the exit code."""
     from autotune.execution.fork_server import (  # noqa: PLC0415
         check_in_this_process,
         started_fork_server,
     )
 
+    cluster, is_dry_run = config.cluster, config.dry_run
+
+    def say(line: str) -> None:
+        console.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True)
+
     with contextlib.ExitStack() as stack:
         fork_server = stack.enter_context(
             started_fork_server(cluster, is_wanted=trains and not is_dry_run)
         )
-        # after --help and --cfg
         from autotune.execution.settings import check_settings  # noqa: PLC0415
 
         settings = check_settings(composer)
-        # after --help and --cfg
         from autotune.execution.cluster import RayConnection, capabilities_of  # noqa: PLC0415
 
         connection = stack.enter_context(contextlib.closing(RayConnection(cluster)))
         # it has trials to run, unless there is a mistake
         if cluster.is_local and trains and not is_dry_run and not is_ended:
             connection.start()
-        # after --help and --cfg
         from autotune.execution.plan import check_plan, describe_plan, plan_study  # noqa: PLC0415
-
-        # after --help and --cfg
         from autotune.training.sources import train_missing_sources  # noqa: PLC0415
 
         with console.status(
@@ -150,7 +165,7 @@ def tune_command(
 
         return run_study(
             plan,
-            command=arguments,
+            command=command,
             code_folders=code_folders,
             console=console,
             connection=connection,

@@ -233,12 +233,12 @@ def test_no_process_is_left_behind(long: Long) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """The folder for studies, on a file system of four megabytes."""
+    """The folder for studies, on a file system of 16 megabytes."""
     folder = tmp_path / "outputs"
     folder.mkdir()
     if (
         subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder],
+            ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", folder],
             check=False,
             capture_output=True,
         ).returncode
