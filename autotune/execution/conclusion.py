@@ -2,6 +2,7 @@
 that it exports.
 """
 
+import importlib
 import logging
 import math
 import shlex
@@ -108,6 +109,20 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
             confirmation,
             [*(path for name in _KEPT if (path := folder / name).exists()), *figures],
         )
+
+
+def import_for_conclusion() -> None:
+    """Import what a conclusion needs, which takes seconds: the exported program's and the report's
+    libraries. Beside confirmation runs that leave a CPU idle, nobody waits for it.
+    """
+    for name in (
+        "training.standalone",
+        "training.trained_model",
+        "reporting.html",
+        "search.importances",
+    ):
+        with suppress(Exception):  # raised again where it is needed
+            importlib.import_module(f"autotune.{name}")
 
 
 @contextmanager

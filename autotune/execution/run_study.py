@@ -21,7 +21,7 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ClusterError
 from autotune.execution.best_weights import keep_first, run_path
 from autotune.execution.cluster import ClusterSize, FreeResources, RayConnection, check_can_start
-from autotune.execution.conclusion import conclude_study
+from autotune.execution.conclusion import conclude_study, import_for_conclusion
 from autotune.execution.confirmation import Confirmation, conclude
 from autotune.execution.fork_server import ForkServer, machine_in_this_process
 from autotune.execution.interrupt import interruptible
@@ -178,6 +178,8 @@ def _search_and_confirm(
                 )
             if interrupt.is_set() or policy.error is not None or not live.needs_confirmation:
                 return None
+            if plan.has_idle_cpu:
+                threading.Thread(target=import_for_conclusion, name="import", daemon=True).start()
             connection.run(
                 lambda: _confirm(live, size, interrupt, connection, fork_server), interrupt
             )
