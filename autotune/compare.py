@@ -86,7 +86,7 @@ def compare(
     Raises:
         AutotuneError: the comparison cannot be run; its message is one line.
     """
-    from autotune.execution.comparing import (  # noqa: PLC0415  # after --help
+    from autotune.confirm.compare import (  # noqa: PLC0415  # after --help
         check_comparison,
         compose_sides,
         describe_comparison,
@@ -135,7 +135,7 @@ def compare_command(arguments: Sequence[str]) -> int:
     given = {"a": own.a, "b": own.b, "c": own.c, "d": own.d}
     sides = {name: read_override_list(text, name) for name, text in given.items() if text}
     if line.cfg:
-        from autotune.execution.comparing import compose_sides  # noqa: PLC0415  # after --help
+        from autotune.confirm.compare import compose_sides  # noqa: PLC0415  # after --help
 
         for side in compose_sides(common, sides, line.config_dirs):
             text = side.composer.config_yaml(line.cfg, resolve=line.resolve)

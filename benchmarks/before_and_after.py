@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from autotune.comparison import in_turns
+from autotune.confirm.statistics import in_turns
 from benchmarks.measuring import circumstances, median_of_ratios, write_result
 
 HERE = Path(__file__).parent.parent

@@ -31,9 +31,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from autotune.comparison import in_turns
 from autotune.config.compose import Composer
 from autotune.config.schema import TrialConfig
+from autotune.confirm.statistics import in_turns
 from autotune.execution.cluster import connected
 from autotune.execution.fresh import FreshProcesses, FreshRun
 from autotune.execution.task_run import TrialTask

@@ -32,9 +32,9 @@ from typing import Any
 
 import numpy as np
 
-from autotune.comparison import in_turns
 from autotune.config.compose import Composer
 from autotune.config.schema import TrialConfig
+from autotune.confirm.statistics import in_turns
 from autotune.outcome import Outcome
 from autotune.training.loop import train
 from benchmarks.measuring import circumstances, write_result

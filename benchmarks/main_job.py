@@ -29,7 +29,7 @@ from typing import Any
 
 from scipy.special import stdtrit
 
-from autotune.comparison import RunScore, expected_score
+from autotune.confirm.statistics import RunScore, expected_score
 from benchmarks.measuring import circumstances, write_result
 
 _LEARNING_RATE = 0.01

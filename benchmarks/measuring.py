@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.comparison import (
+from autotune.confirm.statistics import (
     Ratio,
     RunScore,
     bootstrap_interval,

@@ -20,12 +20,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import yaml
 
-from autotune.comparison import Claim
-from autotune.execution.confirmation import Confirmation, PlannedRace, conclude, plan_race
+from autotune.confirm.confirmation import Confirmation, PlannedRace, conclude, plan_race
+from autotune.confirm.race import RaceLimits
+from autotune.confirm.statistics import Claim
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import AmortisedTime
 from autotune.outcome import Outcome
-from autotune.race import RaceLimits
 from autotune.space import Suggestion
 from benchmarks.measuring import circumstances, write_result
 

@@ -38,7 +38,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from autotune.comparison import Ratio
+from autotune.confirm.statistics import Ratio
 from autotune.measurement import Evaluation
 from autotune.search.stored_trials import finished_results
 from autotune.search.study import read_study

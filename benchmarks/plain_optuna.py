@@ -29,10 +29,10 @@ import numpy as np
 import optuna
 from scipy.special import stdtrit
 
-from autotune.comparison import RunScore, expected_score, in_turns
 from autotune.config.compose import Composer
 from autotune.config.schema import TrialConfig
 from autotune.config.space_files import read_search_space
+from autotune.confirm.statistics import RunScore, expected_score, in_turns
 from autotune.outcome import Outcome
 from autotune.training.run import start_training
 from benchmarks.measuring import circumstances, write_result

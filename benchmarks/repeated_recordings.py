@@ -24,10 +24,10 @@ import numpy as np
 
 from autotune.config.compose import Composer
 from autotune.config.space_files import read_search_space
-from autotune.execution.confirmation import plan_race
+from autotune.confirm.confirmation import plan_race
+from autotune.confirm.race import RaceLimits
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
-from autotune.race import RaceLimits
 from autotune.recording import Recording, read_recording, write_recording
 from autotune.search.policy import SearchPolicy
 from autotune.search.randomness import RandomTrial

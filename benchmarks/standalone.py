@@ -24,7 +24,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from autotune.comparison import Ratio, RunScore, expected_score
+from autotune.confirm.statistics import Ratio, RunScore, expected_score
 from benchmarks.measuring import circumstances, median_of_ratios, write_result
 
 MAX_RATIO = 1.15

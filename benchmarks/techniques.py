@@ -20,9 +20,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from autotune.comparison import RunScore, in_turns, ratio_of_expected_scores
 from autotune.config.compose import Composer
 from autotune.config.schema import TrialConfig
+from autotune.confirm.statistics import RunScore, in_turns, ratio_of_expected_scores
 from autotune.outcome import Outcome
 from autotune.training.loop import train
 from autotune.training.sources import train_missing_sources

@@ -19,7 +19,7 @@ LAYERS = (
         "space",
         "measurement",
         "session",
-        "comparison",
+        "confirm.statistics",
         "remote",
         "pareto",
         "step_profile",
@@ -27,7 +27,7 @@ LAYERS = (
         "yaml_files",
         "mlflow_logs",
     ),
-    ("objective", "race", "recording", "config", "workloads"),
+    ("objective", "confirm.race", "recording", "config", "workloads"),
     ("training", "search", "tracking", "reporting"),
     ("execution",),
     ("tune_study", "train", "export", "compare", "profile", "record", "diagnose", "report_command"),
@@ -52,6 +52,8 @@ FENCES = {
 """Framework -> the parts that may import it."""
 
 LAYER_OF = {part: number for number, parts in enumerate(LAYERS) for part in parts}
+BELONGS_TO = {"confirm": "execution"}
+"""Folder -> the part that its modules belong to, but for those that have a layer themselves."""
 
 
 def complaints(package: Path) -> list[str]:
@@ -66,7 +68,7 @@ def complaints(package: Path) -> list[str]:
 
 def _of_file(path: Path, package: Path) -> Iterator[str]:
     relative = path.relative_to(package)
-    part = relative.parts[0].removesuffix(".py")
+    part = _part(relative.with_suffix("").as_posix().replace("/", "."))
     shown = f"{package.name}/{relative.as_posix()}"
     if part not in LAYER_OF:
         yield f"{shown} has no layer: give {part!r} one in LAYERS"
@@ -78,12 +80,18 @@ def _of_file(path: Path, package: Path) -> Iterator[str]:
         elif top == "":
             yield f"{shown} imports {name}: imports are absolute"
         elif top == package.name:
-            used = rest.partition(".")[0]
+            used = _part(rest)
             if used != part and LAYER_OF.get(used, len(LAYERS)) >= LAYER_OF[part]:
                 yield (
                     f"{shown} imports {package.name}.{used}: {part} may only import from layers"
                     " below its own"
                 )
+
+
+def _part(module: str) -> str:
+    """The part of the package that a module belongs to."""
+    folder = module.partition(".")[0]
+    return module if module in LAYER_OF else BELONGS_TO.get(folder, folder)
 
 
 def _imports(tree: ast.Module, package: str) -> Iterator[str]:

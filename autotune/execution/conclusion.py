@@ -18,9 +18,10 @@ from autotune.config.command_line import EXIT_NOT_REACHED
 from autotune.config.compose import split_overrides
 from autotune.config.experiment_file import check_exported, experiment_yaml, train_command
 from autotune.config.schema import TrialConfig
+from autotune.confirm.confirmation import Confirmation
+from autotune.confirm.race import Arm
 from autotune.errors import FileError, StudyError, WorkerError
 from autotune.execution.best_weights import BEST_WEIGHTS, best_model, keep_best
-from autotune.execution.confirmation import Confirmation
 from autotune.execution.exported import ARGUMENTS, SCRIPT, compose_exported, write_program
 from autotune.execution.live_study import LiveStudy, busy_seconds, study_settings
 from autotune.execution.study_folder import shown_path
@@ -29,7 +30,6 @@ from autotune.hiding import MARK, without_secrets, without_secrets_in
 from autotune.measurement import TrialResult, differing_devices
 from autotune.objective import Pareto
 from autotune.outcome import Outcome
-from autotune.race import Arm
 from autotune.recording import write_recording
 from autotune.reporting.failures import EndedTrial, gathered_failures
 from autotune.reporting.scores import (

@@ -13,7 +13,8 @@ import yaml
 from rich.console import Console
 
 from autotune.config.schema import TrialConfig
-from autotune.execution.confirmation import PlannedRace, confirmation_seed, plan_race
+from autotune.confirm.confirmation import PlannedRace, confirmation_seed, plan_race
+from autotune.confirm.race import RaceLimits
 from autotune.execution.fork_server import machine_in_this_process
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import log_file, sole_user
@@ -23,7 +24,6 @@ from autotune.hiding import without_secrets
 from autotune.measurement import TrialResult
 from autotune.mlflow_logs import logs_folder
 from autotune.outcome import Outcome
-from autotune.race import RaceLimits
 from autotune.reporting.scores import score_format_of
 from autotune.reporting.terminal import StudyDisplay
 from autotune.search.earlier_trials import first_points

@@ -18,11 +18,13 @@ from rich.console import Console
 
 from autotune.config.command_line import EXIT_INTERRUPTED, EXIT_WORKER_ERROR
 from autotune.config.schema import TrialConfig
+from autotune.confirm.confirmation import Confirmation, conclude
+from autotune.confirm.race import Arm, Standing
+from autotune.confirm.runs import Lanes, PairedRun, run_in_turns
 from autotune.errors import ClusterError
 from autotune.execution.best_weights import keep_first, run_path
 from autotune.execution.cluster import ClusterSize, FreeResources, RayConnection, check_can_start
 from autotune.execution.conclusion import conclude_study, import_for_conclusion
-from autotune.execution.confirmation import Confirmation, conclude
 from autotune.execution.fork_server import ForkServer, machine_in_this_process
 from autotune.execution.interrupt import interruptible
 from autotune.execution.live_study import (
@@ -31,12 +33,10 @@ from autotune.execution.live_study import (
     opened,
     tracked_confirmation,
 )
-from autotune.execution.paired_runs import Lanes, PairedRun, run_in_turns
 from autotune.execution.plan import StudyPlan, device_lines
 from autotune.execution.task_run import TrialTask
 from autotune.files import make_folder
 from autotune.measurement import TrialResult
-from autotune.race import Arm, Standing
 from autotune.reporting.scores import score_format_of
 from autotune.reporting.study_files import StudyTables
 from autotune.search.randomness import num_points

@@ -11,8 +11,8 @@ from autotune.config.compose import Composed, Composer
 from autotune.config.experiments import dated_name
 from autotune.config.schema import ClusterConfig, Config, ConfirmConfig
 from autotune.config.space_files import check_space, read_search_space
+from autotune.confirm.race import MIN_PAIRS
 from autotune.errors import ConfigError
-from autotune.race import MIN_PAIRS
 from autotune.session import refuse_within_training
 from autotune.space import SearchSpace, Suggestion
 

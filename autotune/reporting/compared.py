@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.comparison import Ratio, RunScore, ratio_of_expected_scores
+from autotune.confirm.statistics import Ratio, RunScore, ratio_of_expected_scores
 from autotune.measurement import Target, TrialResult
 from autotune.objective import Objective
 from autotune.reporting.scores import (

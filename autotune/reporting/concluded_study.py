@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from autotune.comparison import Claim, Ratio, RunScore
+from autotune.confirm.statistics import Claim, Ratio, RunScore
 from autotune.errors import AutotuneError, StudyError
 from autotune.files import FORMAT_KEY, check_format
 from autotune.outcome import Outcome

@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from autotune.comparison import Claim
+from autotune.confirm.statistics import Claim
 from autotune.effects import MIN_TRIALS, Effects
 from autotune.files import replace_file
 from autotune.outcome import Outcome

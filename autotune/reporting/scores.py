@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from autotune.comparison import Claim, Ratio, RunScore, expected_score, reach_rate_interval
+from autotune.confirm.statistics import Claim, Ratio, RunScore, expected_score, reach_rate_interval
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import BoundedObjective, Objective
 from autotune.outcome import Outcome

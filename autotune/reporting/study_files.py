@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.comparison import reach_rate_interval
+from autotune.confirm.statistics import reach_rate_interval
 from autotune.errors import DataError, FileError
 from autotune.files import (
     FORMAT_KEY,

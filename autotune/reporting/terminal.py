@@ -21,7 +21,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from autotune.comparison import Ratio
+from autotune.confirm.statistics import Ratio
 from autotune.measurement import OUTPUT_AT, Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.reporting.scores import (

@@ -19,8 +19,8 @@ import torch
 from mlflow import MlflowClient
 
 from autotune.compare import compare, compare_command
+from autotune.confirm.compare import check_failures
 from autotune.errors import ConfigError, WorkerError
-from autotune.execution.comparing import check_failures
 from autotune.measurement import TrialResult
 from autotune.objective import AmortisedTime
 from autotune.outcome import Outcome

@@ -13,10 +13,10 @@ import pytest
 import ray
 
 from autotune.config.schema import TrialConfig
+from autotune.confirm.runs import compiled_anew
 from autotune.execution.cluster import ClusterSize
 from autotune.execution.fork_server import ForkServer
 from autotune.execution.fresh import FreshProcesses, FreshRun
-from autotune.execution.paired_runs import compiled_anew
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
 from tests.support.patience import is_alive, wait_until

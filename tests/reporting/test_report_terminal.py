@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from autotune.comparison import Claim, Ratio, RunScore
+from autotune.confirm.statistics import Claim, Ratio, RunScore
 from autotune.measurement import Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.reporting.scores import ArmScores

@@ -6,7 +6,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from autotune.comparison import Claim, Ratio, RunScore
+from autotune.confirm.statistics import Claim, Ratio, RunScore
 from autotune.measurement import Target, TrialResult
 from autotune.objective import AmortisedTime, Cost, DeviceSeconds
 from autotune.outcome import Outcome

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.comparison import RunScore, ratio_of_expected_scores
-from autotune.race import MIN_PAIRS, Arm, RaceLimits, Standing, standing
+from autotune.confirm.race import MIN_PAIRS, Arm, RaceLimits, Standing, standing
+from autotune.confirm.statistics import RunScore, ratio_of_expected_scores
 from autotune.space import Suggestion
 
 Runs = dict[tuple[int, int], RunScore]

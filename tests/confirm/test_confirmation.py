@@ -8,18 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.comparison import RunScore
-from autotune.execution.confirmation import (
+from autotune.confirm.confirmation import (
     Confirmation,
     PlannedRace,
     conclude,
     confirmation_seed,
     plan_race,
 )
+from autotune.confirm.race import MIN_PAIRS, RaceLimits
+from autotune.confirm.statistics import RunScore
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import AmortisedTime, Objective
 from autotune.outcome import Outcome
-from autotune.race import MIN_PAIRS, RaceLimits
 from autotune.reporting.scores import run_score
 from autotune.space import Suggestion
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.comparison import (
+from autotune.confirm.statistics import (
     Claim,
     Ratio,
     RunScore,

@@ -2,8 +2,8 @@
 processes, in turns.
 
 A search trial's own time is never the claimed result: the best of many equal configurations looks
-faster than it is. The race (``autotune.race``) decides which configuration runs next, which one is
-chosen, and which runs its claim is based on.
+faster than it is. The race (``autotune.confirm.race``) decides which configuration runs next, which
+one is chosen, and which runs its claim is based on.
 """
 
 import math
@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.comparison import Ratio, ratio_of_expected_scores
+from autotune.confirm.race import Arm, RaceLimits, Standing, standing
+from autotune.confirm.statistics import Ratio, ratio_of_expected_scores
 from autotune.measurement import TrialResult
 from autotune.objective import Objective
-from autotune.race import Arm, RaceLimits, Standing, standing
 from autotune.reporting.scores import ArmScores, run_score, score_format_of
 from autotune.search.randomness import derived_seed
 from autotune.space import Suggestion

@@ -16,16 +16,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from autotune.comparison import in_turns
 from autotune.config.build import build_partial, call
 from autotune.config.compose import Composed, Composer, split_overrides
 from autotune.config.schema import Config, TrialConfig
 from autotune.config.sources import Source
+from autotune.confirm.runs import Lanes, PairedRun, run_in_turns
+from autotune.confirm.statistics import in_turns
 from autotune.errors import AutotuneError, ClusterError, ConfigError, WorkerError
 from autotune.execution.cluster import RayConnection, capabilities_of, check_can_start
 from autotune.execution.fork_server import ForkServer, check_in_this_process
 from autotune.execution.interrupt import interruptible
-from autotune.execution.paired_runs import Lanes, PairedRun, run_in_turns
 from autotune.execution.plan import (
     deadline_seconds,
     device_lines,

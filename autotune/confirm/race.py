@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 
-from autotune.comparison import RunScore, deviation_of_pairs, in_turns, student
+from autotune.confirm.statistics import RunScore, deviation_of_pairs, in_turns, student
 from autotune.space import Suggestion
 
 MIN_PAIRS = 4
