@@ -1,14 +1,14 @@
 """Say where the time of a training step goes, and what to try: ``autotune profile
 experiment=NAME``.
 
-Writes a Chrome trace, the measurements as JSON and a figure into a new folder. Exit code 0; 2: bad
+Writes a Chrome trace and the measurements as JSON into a new folder. Exit code 0; 2: bad
 input.
 """
 
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from autotune.config.command_line import composer_of, parse_command_line, print_config, run_main
 from autotune.config.experiments import names_experiment, require_experiment
@@ -16,6 +16,12 @@ from autotune.config.own_keys import own_key, own_keys_help, read_own_keys
 from autotune.errors import ConfigError, ExecutionError, FileError
 from autotune.files import make_folder
 from autotune.remote import user_path
+from autotune.reporting.profile import print_profile
+from autotune.reporting.study_files import write_json
+from autotune.reporting.terminal import output_console
+from autotune.step_profile import advise
+from autotune.training.capabilities import cpus_per_worker
+from autotune.training.sources import train_missing_sources
 
 _PURPOSE = "Say where the time of a training step goes, and which settings to try."
 _OTHER_KEYS = "and any key of the configuration, as for autotune train. Files go to study.folder."
@@ -44,51 +50,41 @@ def profile_command(arguments: Sequence[str]) -> int:
         return 0
     composed = composer.compose()
     config, experiment = composed.trial, composed.choices["experiment"]
-    # set before torch is imported, whose profiler otherwise logs each start and stop
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    from autotune.reporting.drawing import write_charts  # noqa: PLC0415  # imports Plotly
-    from autotune.reporting.profile import print_profile, profile_chart  # noqa: PLC0415  # likewise
-    from autotune.reporting.study_files import write_json  # noqa: PLC0415  # after --cfg
-    from autotune.reporting.terminal import output_console  # noqa: PLC0415  # after --cfg
-    from autotune.step_profile import advise  # noqa: PLC0415  # after --cfg
-    from autotune.training.capabilities import cpus_per_worker  # noqa: PLC0415  # after --cfg
-
-    # torch takes more than a second to import
-    from autotune.training.device import is_out_of_memory, local_capabilities  # noqa: PLC0415
-    from autotune.training.profiling import profile_training  # noqa: PLC0415  # imports torch
-    from autotune.training.sources import train_missing_sources  # noqa: PLC0415  # after --cfg
-
     train_missing_sources(composer, lambda line: print(line, flush=True))
-    parent = user_path(composed.config.study.folder)
     try:
-        make_folder(parent)
+        parent = make_folder(user_path(composed.config.study.folder))
     except FileError as error:
         raise ConfigError(f"study.folder: {error}") from error
+    # set before torch is imported, whose profiler otherwise logs each start and stop
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    from autotune.training import device, profiling  # noqa: PLC0415  # import torch
+
     folder = parent / f"profile-{experiment.replace('/', '_')}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
-        profile = profile_training(
+        profile = profiling.profile_training(
             config,
             folder / "trace.json",
             num_profiled=own.num_steps,
             progress=own.progress,
-            num_threads=cpus_per_worker(config, composed.config.cluster, local_capabilities()),
+            num_threads=cpus_per_worker(
+                config, composed.config.cluster, device.local_capabilities()
+            ),
         )
     except Exception as error:
-        if not is_out_of_memory(error):
+        if not device.is_out_of_memory(error):
             raise
         raise ExecutionError(
             "out of memory; runtime.activation_checkpointing=true, a runtime.micro_batch_size= or a"
             " smaller batch_size= need less"
         ) from error
     title = f"{experiment} · {own.num_steps} steps of {profile.batch_size} samples"
-    (figure,) = write_charts(folder, [profile_chart(profile, title)])
     write_json(
         folder / "profile.json",
         "profile",
-        {"experiment": experiment, "overrides": overrides, **profile.as_dict()},
+        {"experiment": experiment, "overrides": overrides, **asdict(profile)},
     )
     trace = f"{folder / 'trace.json'} (open it at https://ui.perfetto.dev or chrome://tracing)"
-    files = {"trace": trace, "figure": str(figure), "numbers": str(folder / "profile.json")}
+    files = {"trace": trace, "numbers": str(folder / "profile.json")}
     print_profile(output_console(), profile, advise(profile), title=title, files=files)
     return 0
 

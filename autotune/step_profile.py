@@ -1,14 +1,15 @@
 """How the time of a training step divides into parts and operators, and what to try about it."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 PARTS = ("data", "augmentation", "forward", "backward", "graph", "optimizer")
 """Parts of a training step, in their order; ``graph`` is forward and backward in one CUDA graph."""
 BETWEEN, WAITING, IDLE = "between", "waiting", "idle"
 """The host outside all parts, the host waiting for the GPU after the last step, and the GPU
 without work."""
+_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,21 +21,6 @@ class OperatorTime:
     name: str
     calls: float
     seconds: float
-
-    @property
-    def is_convolution(self) -> bool:
-        """Whether the operator is a convolution, forward or backward."""
-        return "conv" in self.name
-
-    @property
-    def is_product(self) -> bool:
-        """Whether the operator is a convolution or multiplies matrices."""
-        return self.is_convolution or self.name.removeprefix("aten::") in {
-            "mm",
-            "addmm",
-            "bmm",
-            "baddbmm",
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +62,6 @@ class StepProfile:
         """A time as a fraction of the step."""
         return seconds / self.step_seconds
 
-    def as_dict(self) -> dict[str, Any]:
-        """The profile as plain nested data."""
-        return asdict(self)
-
 
 def advise(profile: StepProfile) -> list[str]:
     """What stands out in a profile, with the settings to try that are not made yet.
@@ -88,85 +70,105 @@ def advise(profile: StepProfile) -> list[str]:
 
     A suggestion is worth a try, not known to help: ``autotune compare`` measures that.
     """
-    host, device, settings = profile.host_seconds, profile.device_seconds, profile.settings
-    on_gpu = bool(device)
-    found: list[tuple[float, str, list[str]]] = [
-        (0.0, f"the host waits for the GPU at {line}; what it reads can stay on the device", [])
+    waits = [
+        f"the host waits for the GPU at {line}; what it reads can stay on the device"
         for line in profile.waits
     ]
+    findings = sorted(_findings(profile), key=lambda finding: finding.share, reverse=True)
+    return waits + [
+        f"{finding.text.format(finding.share)}: try {' or '.join(finding.tries)}"
+        for finding in findings
+        if finding.share >= finding.least_share and finding.tries
+    ]
+
+
+class _Finding(NamedTuple):
+    share: float
+    """What takes this share of a step is worth a look from ``least_share`` on."""
+    least_share: float
+    text: str
+    tries: list[str]
+    """Settings to try."""
+
+
+def _findings(profile: StepProfile) -> Iterator[_Finding]:
+    """Everything that is looked at, whether it stands out or not."""
+    host, settings, on_gpu = profile.host_seconds, profile.settings, bool(profile.device_seconds)
+    idle = profile.share(profile.device_seconds.get(IDLE, 0.0))
+    data = 0.0 if profile.is_resident else profile.share(host.get("data", 0.0))
+    data = min(data, idle) if on_gpu else data
     larger = f"batch_size={2 * profile.batch_size}"
     compiles = ["runtime.compile=default"] if settings["runtime.compile"] is None else []
-    idle = device.get(IDLE, 0.0)
-    data = 0.0 if profile.is_resident else host.get("data", 0.0)
-    data = min(data, idle) if on_gpu else data
-    if (share := profile.share(data)) >= 0.1:
-        tries = ["data_path.on_device=true"] if profile.is_small else []
-        tries.append(f"data_path.num_workers={2 * settings['data_path.num_workers'] or 2}")
-        found.append((share, f"waiting for the next batch takes {share:.0%} of a step", tries))
-    if on_gpu and (share := profile.share(idle - data)) >= 0.2:
-        can_graph = (
-            not settings["runtime.cuda_graph"]
-            and settings["runtime.compile"] in (None, "default")
-            and settings["precision.autocast_dtype"] != "float16"
-        )
-        graph = ["runtime.cuda_graph=true"] if can_graph else []
-        finding = (
-            f"the GPU is idle for {share:.0%} of a step: its {profile.num_kernels:.0f} kernels "
-            "end before the host has started the next ones"
-        )
-        found.append((share, finding, [*graph, *compiles, larger]))
-    computing = sum(operator.seconds for operator in profile.operators)
-    python = profile.share(profile.step_seconds - host.get("data", 0.0) - computing)
-    if not on_gpu and python >= 0.4:
-        found.append(
-            (python, f"{python:.0%} of a step is Python around its operators", [larger, *compiles])
-        )
-    products = profile.share(sum(each.seconds for each in profile.operators if each.is_product))
-    is_float32 = (
-        settings["precision.autocast_dtype"] is None
-        and settings["precision.weights_dtype"] == "float32"
+
+    on_device = ["data_path.on_device=true"] if profile.is_small else []
+    num_workers = f"data_path.num_workers={2 * settings['data_path.num_workers'] or 2}"
+    text = "waiting for the next batch takes {:.0%} of a step"
+    yield _Finding(data, 0.1, text, [*on_device, num_workers])
+
+    can_graph = (
+        not settings["runtime.cuda_graph"]
+        and settings["runtime.compile"] in (None, "default")
+        and settings["precision.autocast_dtype"] != "float16"
     )
-    capability = profile.compute_capability or (0, 0)
-    if products >= 0.3 and is_float32 and not settings["precision.float8"] and capability >= (7, 0):
-        is_tf32 = settings["precision.float32_precision"] == "tf32"
-        formats = ["bf16"] if is_tf32 else ["tf32", "bf16"]
-        finding = (
-            f"matrix products and convolutions in float32 take {products:.0%} of a step, and this"
-            " GPU has tensor cores"
-        )
-        tries = [f"precision={name}" for name in (formats if capability >= (8, 0) else ["fp16"])]
-        found.append((products, finding, tries))
+    text = (
+        f"the GPU is idle for {{:.0%}} of a step: its {profile.num_kernels:.0f} kernels end before"
+        " the host has started the next ones"
+    )
+    graph = ["runtime.cuda_graph=true"] if can_graph else []
+    yield _Finding(idle - data, 0.2, text, [*graph, *compiles, larger])
+
+    operators = sum(operator.seconds for operator in profile.operators)
+    python = profile.share(profile.step_seconds - host.get("data", 0.0) - operators)
+    text = "{:.0%} of a step is Python around its operators"
+    yield _Finding(0.0 if on_gpu else python, 0.4, text, [larger, *compiles])
+
     convolutions = profile.share(
-        sum(each.seconds for each in profile.operators if each.is_convolution)
+        sum(operator.seconds for operator in profile.operators if "conv" in operator.name)
     )
     wanted = ["runtime.channels_last", *(["runtime.cudnn_benchmark"] if on_gpu else [])]
     tries = [f"{key}=true" for key in wanted if not settings[key]]
-    if convolutions >= 0.2 and tries:
-        found.append((convolutions, f"convolutions take {convolutions:.0%} of a step", tries))
-    bounds = device if on_gpu and profile.share(idle) < 0.2 else host
-    if (share := profile.share(bounds.get("optimizer", 0.0))) >= 0.15:
-        chosen = settings["runtime.optimizer_kernels"]
-        faster = {"for_loop": ("fused", "foreach"), "fused": ()}.get(chosen, ("fused",))
-        kernels = [
-            f"runtime.optimizer_kernels={name}"
-            for name in faster
-            if name in profile.optimizer_kernels
-        ]
-        found.append((share, f"the optimizer takes {share:.0%} of a step", kernels[:1] or [larger]))
-    if (
-        profile.memory_limit_bytes
-        and (share := profile.peak_memory_bytes / profile.memory_limit_bytes) >= 0.85
-    ):
-        size = settings["runtime.micro_batch_size"] or profile.batch_size
-        tries = (
-            []
-            if settings["runtime.activation_checkpointing"]
-            else ["runtime.activation_checkpointing=true"]
-        )
-        tries += [f"runtime.micro_batch_size={size // 2}"] if size > 1 else []
-        limit = f"{profile.memory_limit_bytes / 2**30:.0f} GiB"
-        found.append((share, f"the peak memory is {share:.0%} of the GPU's {limit}", tries))
-    found.sort(key=lambda entry: entry[0], reverse=True)
-    return [
-        f"{finding}: try {' or '.join(tries)}" if tries else finding for _, finding, tries in found
+    yield _Finding(convolutions, 0.2, "convolutions take {:.0%} of a step", tries)
+
+    products = convolutions + profile.share(
+        sum(operator.seconds for operator in profile.operators if operator.name in _PRODUCTS)
+    )
+    text = (
+        "matrix products and convolutions in float32 take {:.0%} of a step, and this GPU has tensor"
+        " cores"
+    )
+    yield _Finding(products, 0.3, text, _formats_to_try(profile))
+
+    is_busy = on_gpu and idle < 0.2
+    seconds = (profile.device_seconds if is_busy else host).get("optimizer", 0.0)
+    kernels = {"for_loop": ("fused", "foreach"), "fused": ()}.get(
+        settings["runtime.optimizer_kernels"], ("fused",)
+    )
+    tries = [
+        f"runtime.optimizer_kernels={name}" for name in kernels if name in profile.optimizer_kernels
     ]
+    text = "the optimizer takes {:.0%} of a step"
+    yield _Finding(profile.share(seconds), 0.15, text, tries[:1] or [larger])
+
+    if profile.memory_limit_bytes is not None:
+        share = profile.peak_memory_bytes / profile.memory_limit_bytes
+        size = settings["runtime.micro_batch_size"] or profile.batch_size
+        tries = [f"runtime.micro_batch_size={size // 2}"] if size > 1 else []
+        if not settings["runtime.activation_checkpointing"]:
+            tries = ["runtime.activation_checkpointing=true", *tries]
+        yield _Finding(share, 0.85, "the peak memory is {:.0%} of the GPU's", tries)
+
+
+def _formats_to_try(profile: StepProfile) -> list[str]:
+    """Number formats that the GPU's tensor cores multiply faster than the training's own."""
+    settings, capability = profile.settings, profile.compute_capability or (0, 0)
+    if (
+        capability < (7, 0)
+        or settings["precision.autocast_dtype"] is not None
+        or settings["precision.weights_dtype"] != "float32"
+        or settings["precision.float8"]
+    ):
+        return []
+    if capability < (8, 0):
+        return ["precision=fp16"]
+    is_tf32 = settings["precision.float32_precision"] == "tf32"
+    return [*([] if is_tf32 else ["precision=tf32"]), "precision=bf16"]

@@ -71,13 +71,9 @@ def test_a_profile_is_printed_and_kept(
     assert any(line.startswith("advice  ") for line in said)
     (folder,) = (tmp_path / "profiles").iterdir()
     assert re.fullmatch(r"profile-cnn-\d{8}-\d{6}", folder.name)
-    assert {each.name for each in folder.iterdir()} == {
-        "trace.json",
-        "profile.json",
-        "profile.html",
-    }
+    assert {each.name for each in folder.iterdir()} == {"trace.json", "profile.json"}
     assert (
-        said[-3]
+        said[-2]
         == f"trace   {folder}/trace.json (open it at https://ui.perfetto.dev or chrome://tracing)"
     )
     kept = json.loads((folder / "profile.json").read_text())
@@ -97,10 +93,6 @@ def test_a_profile_is_printed_and_kept(
             "num_steps: found '0', accepted is a whole number from 1 to 10000",
         ),
         (["experiment=cnn", "num_step=3"], "num_step: no such key (did you mean num_steps=...?)"),
-        (
-            ["experiment=cnn", "optimizer.lr=0.1,0.2"],
-            "optimizer.lr: is a sweep; accepted is one value",
-        ),
     ],
 )
 def test_bad_input_is_refused(arguments: list[str], said: str) -> None:
@@ -126,12 +118,6 @@ def test_running_out_of_memory_is_one_line(
     assert capsys.readouterr().err.startswith(
         "autotune: out of memory; runtime.activation_checkpointing=true"
     )
-
-
-def test_a_folder_that_cannot_be_made_is_refused(toy: list[str], tmp_path: Path) -> None:
-    (tmp_path / "profiles").touch()
-    with pytest.raises(ConfigError, match=r"study.folder: .*profiles: cannot be written"):
-        profile_command(toy)
 
 
 def run_module(*arguments: str) -> "subprocess.CompletedProcess[str]":

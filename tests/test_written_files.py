@@ -38,7 +38,7 @@ EXCEPTIONS = {
     ),
     "autotune/tracking/mlflow_runs.py": "a temporary folder that MLflow copies from",
     "autotune/execution/exported.py": "a temporary folder that Hydra reads",
-    "autotune/training/profiling.py": "a temporary folder that torch's profiler writes to",
+    "autotune/training/profiling.py": "a new folder that torch's profiler writes to",
     "autotune/execution/local_ray.py": "a lock in a folder of Ray's own",
 }
 

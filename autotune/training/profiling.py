@@ -8,8 +8,6 @@ the CUDA graph) has what no other part has started.
 """
 
 import inspect
-import shutil
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -27,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 from autotune.config.build import build_partial
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, ExecutionError
-from autotune.files import make_folder, replacing
+from autotune.files import make_folder
 from autotune.measurement import PhaseClock
 from autotune.step_profile import BETWEEN, IDLE, PARTS, WAITING, OperatorTime, StepProfile
 from autotune.training.capabilities import OTHER_DEVICES, cpu_name
@@ -60,19 +58,7 @@ def profile_training(
         ExecutionError: the profiler does not see the GPU.
         Exception: the trained code raised it; memory errors are not caught here.
     """
-    if config.training is not None:
-        raise ConfigError(
-            "training: a function has no steps to tell apart; profile an experiment without"
-            " `training`"
-        )
-    if config.num_workers > 1:
-        raise ConfigError(f"parallelism.num_workers: found {config.num_workers}; a profile needs 1")
-    device = pick_device(config.device)
-    if device.type in OTHER_DEVICES:
-        raise ConfigError(
-            f"device: found {device.type}, which torch's profiler does not see; a profile needs"
-            " auto, cpu or cuda"
-        )
+    device = _device_of(config)
     on_gpu = device.type == "cuda"
     num_needed = 2 * _NUM_WARM_UPS + 2 * num_profiled + _NUM_WATCHED
     data = load_data(config)
@@ -97,7 +83,7 @@ def profile_training(
         take(_NUM_WARM_UPS)
         plain_seconds = take(num_profiled)
         peak = peak_memory_bytes(device)
-        waits = _waits(lambda: step.on_next(batches, next(steps)), device)
+        waits = _waits(lambda: step.on_next(batches, next(steps))) if on_gpu else ()
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
         with profile(activities=activities):  # the first one is set up
             take(_NUM_WARM_UPS)
@@ -105,14 +91,9 @@ def profile_training(
         with profile(activities=activities, acc_events=True) as profiler:
             seconds = take(num_profiled)
     make_folder(trace.parent)
-    with tempfile.TemporaryDirectory() as folder, replacing(trace) as part:
-        # which replaces the file
-        profiler.export_chrome_trace(str(made := Path(folder) / trace.name))
-        shutil.copyfile(made, part)
-    signature = inspect.signature(
-        build_partial(config.optimizer, config.allowed_targets, "optimizer").func
-    )
-    settings = asdict(config)
+    profiler.export_chrome_trace(str(trace))
+    optimizer = build_partial(config.optimizer, config.allowed_targets, "optimizer").func
+    taken, settings = inspect.signature(optimizer).parameters, asdict(config)
     name, capability = gpu_kind(device) if on_gpu else (cpu_name(), None)
     return StepProfile(
         **_times(profiler.key_averages(), seconds, num_profiled, on_gpu=on_gpu),
@@ -124,14 +105,10 @@ def profile_training(
         compute_capability=capability,
         num_threads=torch.get_num_threads(),
         peak_memory_bytes=peak,
-        memory_limit_bytes=(
-            torch.cuda.get_device_properties(device).total_memory if on_gpu else None
-        ),
+        memory_limit_bytes=torch.cuda.mem_get_info(device)[1] if on_gpu else None,
         is_resident=run.is_resident,
         is_small=fits_on(device, run.data),
-        optimizer_kernels=tuple(
-            kernels for kernels in ("fused", "foreach") if kernels in signature.parameters
-        ),
+        optimizer_kernels=tuple(name for name in ("fused", "foreach") if name in taken),
         settings={
             f"{group}.{key}": value
             for group in ("runtime", "data_path", "precision")
@@ -140,20 +117,36 @@ def profile_training(
     )
 
 
-def _waits(take_step: Callable[[], None], device: torch.device) -> tuple[str, ...]:
+def _device_of(config: TrialConfig) -> torch.device:
+    """The device of a training that can be profiled."""
+    if config.training is not None:
+        raise ConfigError(
+            "training: a function has no steps to tell apart; profile an experiment without"
+            " `training`"
+        )
+    if config.num_workers > 1:
+        raise ConfigError(f"parallelism.num_workers: found {config.num_workers}; a profile needs 1")
+    device = pick_device(config.device)
+    if device.type in OTHER_DEVICES:
+        raise ConfigError(
+            f"device: found {device.type}, which torch's profiler does not see; a profile needs"
+            " auto, cpu or cuda"
+        )
+    return device
+
+
+def _waits(take_step: Callable[[], None]) -> tuple[str, ...]:
     """Lines of Python (``file:line``) that make the host wait for the GPU within two steps, by
-    torch's own check; empty on the CPU.
+    torch's own check.
     """
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        if device.type == "cuda":
-            torch.cuda.set_sync_debug_mode("warn")
+        torch.cuda.set_sync_debug_mode("warn")
         try:
             for _ in range(_NUM_WATCHED):
                 take_step()
         finally:
-            if device.type == "cuda":
-                torch.cuda.set_sync_debug_mode("default")
+            torch.cuda.set_sync_debug_mode("default")
     return tuple(
         dict.fromkeys(
             f"{warning.filename}:{warning.lineno}"
@@ -167,26 +160,23 @@ def _times(
     averages: Iterable[Any], seconds: float, num_profiled: int, *, on_gpu: bool
 ) -> Mapping[str, Any]:
     """Seconds per step by part and by operator."""
-
-    def per_step(microseconds: float) -> float:
-        return microseconds * 1e-6 / num_profiled
-
-    on_host = [event for event in averages if event.device_type == DeviceType.CPU]
-    names = (*PARTS, *([WAITING] if on_gpu else []))
-    parts = {
-        event.key: event for event in on_host if event.is_user_annotation and event.key in names
-    }
+    per_step = 1e-6 / num_profiled  # averages are sums in microseconds
     step_seconds = seconds / num_profiled
-    host = {part: per_step(event.cpu_time_total) for part, event in parts.items()}
-    host = {**host, BETWEEN: max(0.0, step_seconds - sum(host.values()))}
+    on_host = [event for event in averages if event.device_type == DeviceType.CPU]
     kernels = [
         event
         for event in averages
         if event.device_type == DeviceType.CUDA and not event.is_user_annotation
     ]
+    names = (*PARTS, WAITING) if on_gpu else PARTS
+    parts = {
+        event.key: event for event in on_host if event.is_user_annotation and event.key in names
+    }
+    host = {part: event.cpu_time_total * per_step for part, event in parts.items()}
+    host[BETWEEN] = max(0.0, step_seconds - sum(host.values()))
     device = {}
     if on_gpu:
-        busy = sum(per_step(event.self_device_time_total) for event in kernels)
+        busy = sum(event.self_device_time_total for event in kernels) * per_step
         if not busy:
             raise ExecutionError(
                 "device: torch's profiler sees nothing that runs on this GPU; it needs CUPTI, which"
@@ -194,33 +184,26 @@ def _times(
             )
         rest = "graph" if "graph" in parts else "backward"
         device = {
-            part: per_step(event.device_time_total)
+            part: event.device_time_total * per_step
             for part, event in parts.items()
             if part not in (rest, WAITING)
         }
-        device = {
-            **device,
-            rest: max(0.0, busy - sum(device.values())),
-            IDLE: max(0.0, step_seconds - busy),
-        }
+        device[rest] = max(0.0, busy - sum(device.values()))
+        device[IDLE] = max(0.0, step_seconds - busy)
+    own_time = "self_device_time_total" if on_gpu else "self_cpu_time_total"
     operators = [
         OperatorTime(
             name=event.key,
             calls=event.count / num_profiled,
-            seconds=per_step(event.self_device_time_total if on_gpu else event.self_cpu_time_total),
+            seconds=getattr(event, own_time) * per_step,
         )
         for event in on_host
-        if not event.is_user_annotation
+        if not event.is_user_annotation and getattr(event, own_time)
     ]
     return {
         "step_seconds": step_seconds,
         "host_seconds": host,
         "device_seconds": device,
-        "operators": tuple(
-            sorted(
-                filter(lambda operator: operator.seconds, operators),
-                key=lambda operator: -operator.seconds,
-            )
-        ),
+        "operators": tuple(sorted(operators, key=lambda operator: operator.seconds, reverse=True)),
         "num_kernels": sum(event.count for event in kernels) / num_profiled,
     }

@@ -1,13 +1,10 @@
-"""A profile is told in columns that add up, and drawn as parts of a whole."""
+"""A profile is told in columns that add up."""
 
 from io import StringIO
-from pathlib import Path
 
-import pytest
 from rich.console import Console
 
-from autotune.reporting.drawing import write_charts
-from autotune.reporting.profile import print_profile, profile_chart
+from autotune.reporting.profile import print_profile
 from autotune.step_profile import StepProfile
 from tests.test_step_profile import CPU, GPU
 
@@ -37,11 +34,3 @@ def test_a_gpu_has_columns_of_its_own() -> None:
     assert ["backward", "100.000", "10.0%", "430.000", "43.0%"] in said
     assert ["waiting", "for", "the", "GPU", "700.000", "70.0%", "0.000", "0.0%"] in said
     assert ["idle", "0.000", "0.0%", "100.000", "10.0%"] in said
-
-
-@pytest.mark.parametrize(("profile", "columns"), [(CPU, 1), (GPU, 2)])
-def test_the_parts_in_the_chart_add_up(profile: StepProfile, columns: int, tmp_path: Path) -> None:
-    chart = profile_chart(profile, "cnn · 20 steps of 64 samples")
-    parts = [trace.x for trace in chart.figure.data if trace.xaxis == "x"]
-    assert [sum(shares) for shares in zip(*parts, strict=True)] == pytest.approx([1.0] * columns)
-    assert [path.name for path in write_charts(tmp_path, [chart])] == ["profile.html"]

@@ -8,22 +8,19 @@ import json
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-
-# missing in torch's stubs
-from torch.autograd.profiler import DeviceType  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.config.schema import TrialConfig
 from autotune.measurement import PhaseClock
-from autotune.step_profile import BETWEEN, IDLE, StepProfile
+from autotune.step_profile import BETWEEN, StepProfile
 from autotune.training.device import pick_device
-from autotune.training.profiling import _times, profile_training
+from autotune.training.profiling import profile_training
 from autotune.training.set_up import set_up
 
 pytestmark = pytest.mark.slow
@@ -122,7 +119,7 @@ def test_the_parts_of_real_steps_add_up(toy: MakeConfig, tmp_path: Path) -> None
         for each in json.loads((tmp_path / "new" / "trace.json").read_text())["traceEvents"]
     ]
     assert labels.count("optimizer") == 3
-    json.dumps(profile.as_dict())
+    json.dumps(asdict(profile))
 
 
 @pytest.mark.parametrize(("progress", "expected"), [(0.5, 295), (1.0, 590)])
@@ -142,41 +139,6 @@ def test_a_short_schedule_is_lengthened(toy: MakeConfig, tmp_path: Path) -> None
     assert (
         profiled(toy("lr_schedule=one_cycle", epochs=0.1), tmp_path, num_profiled=4).num_steps == 4
     )
-
-
-def test_on_a_gpu_the_rest_of_the_kernels_is_of_the_backward_pass() -> None:
-    def event(key: str, host: float, device: float, **fields: Any) -> Any:
-        times = {
-            "cpu_time_total": host,
-            "self_cpu_time_total": host,
-            "device_time_total": device,
-            "self_device_time_total": device,
-        }
-        kind = {"device_type": DeviceType.CPU, "is_user_annotation": False, "count": 2}
-        return SimpleNamespace(**{"key": key, **times, **kind, **fields})
-
-    label, kernel = {"is_user_annotation": True}, {"device_type": DeviceType.CUDA, "count": 20}
-    times = _times(
-        [
-            event("forward", 1e6, 4e5, **label),
-            event("backward", 1e6, 0, **label),
-            event("waiting", 2e6, 0, **label),
-            event("forward", 0, 5e5, device_type=DeviceType.CUDA, **label),
-            event("aten::mm", 3e5, 1e6),
-            event("a kernel", 0, 1.4e6, **kernel),
-        ],
-        seconds=6.0,
-        num_profiled=2,
-        on_gpu=True,
-    )
-    assert times["host_seconds"] == pytest.approx(
-        {"forward": 0.5, "backward": 0.5, "waiting": 1.0, BETWEEN: 1.0}
-    )
-    assert times["device_seconds"] == pytest.approx({"forward": 0.2, "backward": 0.5, IDLE: 2.3})
-    assert [(each.name, each.calls, each.seconds) for each in times["operators"]] == [
-        ("aten::mm", 1.0, 0.5)
-    ]
-    assert times["num_kernels"] == 10
 
 
 def options(group: str) -> list[str]:
