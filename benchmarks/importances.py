@@ -22,8 +22,8 @@ from autotune.config.compose import Composer
 from autotune.measurement import Evaluation, Target
 from autotune.recording import RecordedTrial, Recording
 from autotune.search.importances import time_effects
-from autotune.search.policy import PointPlacement, SearchPolicy
 from autotune.search.randomness import RandomTrial
+from autotune.search.scheduler import PointPlacement, Scheduler, Start
 from autotune.space import SearchSpace, Suggestion
 from benchmarks.measuring import circumstances, write_result
 from benchmarks.replay.replayed_policy import replayed_policy
@@ -131,16 +131,16 @@ def training(
 class _Watched:
     """A policy that remembers which trials it handed out and what it heard of them."""
 
-    def __init__(self, policy: SearchPolicy) -> None:
+    def __init__(self, policy: Scheduler) -> None:
         self._policy = policy
         self.points: dict[int, Suggestion] = {}
         self.curves: dict[int, list[Evaluation]] = {}
 
     def suggest(self) -> Any:
-        trial = self._policy.suggest()
-        if trial is not None:
-            self.points[trial.number] = trial.suggestion
-        return trial
+        answer = self._policy.suggest()
+        if isinstance(answer, Start):
+            self.points[answer.trial.number] = answer.trial.suggestion
+        return answer
 
     def observe(self, number: int, evaluation: Evaluation) -> Any:
         self.curves.setdefault(number, []).append(evaluation)

@@ -29,8 +29,8 @@ from autotune.confirm.race import RaceLimits
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import Recording, read_recording, write_recording
-from autotune.search.policy import SearchPolicy
 from autotune.search.randomness import RandomTrial
+from autotune.search.scheduler import Scheduler
 from autotune.space import SearchSpace, Suggestion
 from autotune.training.run import start_training
 from benchmarks.measuring import circumstances, write_result
@@ -150,9 +150,9 @@ class Study:
         recording = replace(
             self.recording, trials=tuple(self.recording.trials[place] for place in order)
         )
-        made: list[SearchPolicy] = []
+        made: list[Scheduler] = []
 
-        def make_policy(place: Any) -> SearchPolicy:
+        def make_policy(place: Any) -> Scheduler:
             made.append(replayed_policy(recording, self.composed, seed=seed, place=place))
             return made[-1]
 

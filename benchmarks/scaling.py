@@ -29,8 +29,8 @@ from rich.table import Table
 from autotune.config.compose import Composed, Composer
 from autotune.errors import AutotuneError
 from autotune.recording import Recording, read_recording
-from autotune.search.policy import SearchPolicy
 from autotune.search.samplers import quiet_optuna
+from autotune.search.scheduler import Scheduler
 from benchmarks.measuring import circumstances, write_result
 from benchmarks.replay.replayed_policy import replayed_policy
 from benchmarks.replay.simulation import Trace, replay
@@ -121,7 +121,7 @@ def _score(search: Search, trace: Trace, best: float, answers: Sequence[float]) 
     )
 
 
-def _timed(policy: SearchPolicy, answers: list[float]) -> SearchPolicy:
+def _timed(policy: Scheduler, answers: list[float]) -> Scheduler:
     """Make a policy append the seconds of each of its answers to ``answers``."""
 
     def timed(answer: Callable[..., Any]) -> Callable[..., Any]:

@@ -113,7 +113,7 @@ def test_a_crossed_fence_and_an_arrow_upwards_are_said_in_one_sentence(tmp_path:
     (package / "config").mkdir(parents=True)
     (package / "space.py").write_text("def run():\n    from ray import tune\n")
     (package / "config" / "schema.py").write_text(
-        "from autotune import errors, training\nfrom autotune.search.policy import Trial\n"
+        "from autotune import errors, training\nfrom autotune.search.scheduler import Trial\n"
     )
     (package / "config" / "build.py").write_text("from .schema import Config\n")
     (package / "manager.py").write_text("")

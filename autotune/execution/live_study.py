@@ -27,8 +27,8 @@ from autotune.outcome import Outcome
 from autotune.reporting.scores import score_format_of
 from autotune.reporting.terminal import StudyDisplay
 from autotune.search.earlier_trials import first_points
-from autotune.search.policy import SearchPolicy
-from autotune.search.samplers import TrialScheduler
+from autotune.search.samplers import PausingSampler
+from autotune.search.scheduler import Scheduler
 from autotune.search.study import (
     Study,
     confirmations,
@@ -55,7 +55,7 @@ class LiveStudy:
 
     plan: StudyPlan
     study: Study
-    policy: SearchPolicy
+    policy: Scheduler
     tracker: TrackerWriter
     display: StudyDisplay
     console: Console
@@ -245,8 +245,8 @@ def opened(
         log_file(plan.folder / "autotune.log"),
         told_storage_errors(_study_command(plan.name, command, {})),
     ):
-        study, scheduler = _open_storage(plan)
-        policy = _policy(plan, study, scheduler)
+        study, sampler = _open_storage(plan)
+        policy = _policy(plan, study, sampler)
 
         def say(line: str) -> None:
             console.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True)
@@ -314,8 +314,8 @@ def busy_seconds(results: Sequence[TrialResult]) -> float:
     return total
 
 
-def _open_storage(plan: StudyPlan) -> tuple[Study, TrialScheduler | None]:
-    study, scheduler = open_study(
+def _open_storage(plan: StudyPlan) -> tuple[Study, PausingSampler | None]:
+    study, sampler = open_study(
         plan.name,
         plan.folder,
         storage_url=plan.config.search.storage,
@@ -325,14 +325,14 @@ def _open_storage(plan: StudyPlan) -> tuple[Study, TrialScheduler | None]:
     )
     if not study.metric_names:
         study.set_metric_names([score_format_of(plan.objective).description])
-    return study, scheduler
+    return study, sampler
 
 
-def _policy(plan: StudyPlan, study: Study, scheduler: TrialScheduler | None) -> SearchPolicy:
-    return SearchPolicy(
+def _policy(plan: StudyPlan, study: Study, sampler: PausingSampler | None) -> Scheduler:
+    return Scheduler(
         study=study,
         space=plan.space,
-        baseline=plan.baseline,
+        baseline=plan.baseline or Suggestion({}),
         first=first_points(plan.earlier, plan.space, seed=plan.config.study.seed),
         stopping=plan.stopping(),
         objective=plan.objective,
@@ -345,13 +345,13 @@ def _policy(plan: StudyPlan, study: Study, scheduler: TrialScheduler | None) -> 
             else None
         ),
         max_errors_in_a_row=plan.config.search.max_errors_in_a_row,
-        scheduler=scheduler,
+        sampler=sampler,
         may_repeat=plan.config.search.repeats,
         is_kept=lambda trial: is_kept(plan.state_folder(trial)),
     )
 
 
-def _ended_runs(plan: StudyPlan, study: Study, policy: SearchPolicy) -> list[FinishedRun]:
+def _ended_runs(plan: StudyPlan, study: Study, policy: Scheduler) -> list[FinishedRun]:
     """The runs in a study's storage that have ended."""
     runs = [(_tracked_search(plan, result), result) for _, result in sorted(policy.results.items())]
     for (number, index), result in sorted(confirmations(study).items()):
@@ -427,7 +427,7 @@ def _tracked_search(plan: StudyPlan, result: TrialResult) -> TrackedTrial:
     )
 
 
-def _display(plan: StudyPlan, policy: SearchPolicy, console: Console) -> StudyDisplay:
+def _display(plan: StudyPlan, policy: Scheduler, console: Console) -> StudyDisplay:
     scores = policy.scores
     best = min(scores, key=lambda number: scores[number], default=None)
     budget = plan.config.search.time_budget_seconds

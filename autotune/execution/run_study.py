@@ -40,6 +40,7 @@ from autotune.measurement import TrialResult
 from autotune.reporting.scores import score_format_of
 from autotune.reporting.study_files import StudyTables
 from autotune.search.randomness import num_points
+from autotune.search.scheduler import Done
 from autotune.search.study import confirmations, store_confirmation
 from autotune.tracking.tracker import confirmation_name
 
@@ -265,17 +266,17 @@ def _search(
     run_search(
         trial_manager, folder=plan.folder / ".ray", interrupt=interrupt, check_ray=connection.check
     )
-    _tell_why_it_ends(live, is_cut_short=trial_manager.is_over or interrupt.is_set())
+    _tell_why_it_ends(live, trial_manager.done)
     if trial_manager.is_finished:  # otherwise the states of paused trials are still needed
         shutil.rmtree(plan.state_folder(0).parent, ignore_errors=True)
     if trial_manager.refusal is not None:
         raise trial_manager.refusal
 
 
-def _tell_why_it_ends(live: LiveStudy, *, is_cut_short: bool) -> None:
+def _tell_why_it_ends(live: LiveStudy, done: Done | None) -> None:
     """Show why a search ends before its budget is spent."""
     plan, policy = live.plan, live.policy
-    if policy.is_not_worth_more and policy.outlook is not None:
+    if done == Done("not worth") and policy.outlook is not None:
         outlook, scale, trainings = (
             policy.outlook,
             score_format_of(plan.objective),
@@ -286,7 +287,7 @@ def _tell_why_it_ends(live: LiveStudy, *, is_cut_short: bool) -> None:
             f"the search ends: {outlook.num_trials} more trials cost {scale.format(outlook.cost)}"
             f" and are expected to save {saved} over {trainings:,} trainings"
         )
-    if policy.is_exhausted and not is_cut_short:
+    if done == Done("exhausted"):
         live.display.note(
             f"the search ends: all {num_points(plan.space):,.0f} points of the search space have"
             " been tried (search.repeats=true lets tpe, gp, cmaes and random try them again)"

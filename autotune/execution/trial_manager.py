@@ -27,7 +27,7 @@ from autotune.execution.death import (
 from autotune.execution.task_run import TrialTask, WorkerReport, outcome_of_death, warn_of_worker
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
-from autotune.search.policy import SearchPolicy, Trial
+from autotune.search.scheduler import Done, Resume, Scheduler, Start, Trial, Wait
 from autotune.search.stopping import Decision
 from autotune.tracking.tracker import TrackedTrial, Tracker, search_name
 from autotune.tracking.writer import TrackerWriter
@@ -194,7 +194,7 @@ class TrialManager:
     def __init__(
         self,
         *,
-        policy: SearchPolicy,
+        policy: Scheduler,
         composer: Composer,
         tracker: Tracker | TrackerWriter,
         listeners: tuple[Listener, ...],
@@ -224,7 +224,8 @@ class TrialManager:
         points had been tried."""
         self._time_budget_seconds = math.inf if time_budget_seconds is None else time_budget_seconds
         self._ends_at = math.inf if self._time_budget_seconds > 0 else -math.inf
-        self._has_no_more = False
+        self.done: Done | None = None
+        """Why the search has ended; None while it goes on."""
         self._unsuitable = unsuitable
         self._on_waiting = on_waiting
         self._on_no_more = on_last_trial
@@ -255,7 +256,7 @@ class TrialManager:
     @property
     def is_finished(self) -> bool:
         """Whether the search has ended: no trial is being trained, and none will be."""
-        return self._has_no_more and not self._at_work
+        return self.done is not None and not self._at_work
 
     @property
     def _at_work(self) -> list[_ManagedTrial]:
@@ -273,38 +274,36 @@ class TrialManager:
         if not self._has_room([managed.task for managed in self._at_work]):
             return None
         for _ in range(_MAX_REJECTED_IN_A_ROW):
-            trial = None if self.is_over else self._policy.suggest()
-            if trial is None:
-                break
-            paused_key = next(
-                (
-                    other
-                    for other, managed in self._trials.items()
-                    if managed.trial.number == trial.number
-                ),
-                None,
-            )
-            if paused_key is not None:
-                return self._resume(paused_key, trial, key)
-            try:
-                composed = self._compose(trial)
-            except InvalidTrialError as error:
-                self._policy.reject(trial.number, str(error))
-                continue
-            self._trials[key] = self._managed(trial, composed, TrialStage.RUNNING)
-            return self._trials[key].task
+            match Done("budget") if self.is_over else self._policy.suggest():
+                case Wait():
+                    return None
+                case Done() as done:
+                    self.done = done
+                    break
+                case Resume(trial):
+                    return self._resume(self._key_of(trial.number), trial, key)
+                case Start(trial):
+                    try:
+                        composed = self._compose(trial)
+                    except InvalidTrialError as error:
+                        self._policy.reject(trial.number, str(error))
+                        continue
+                    self._trials[key] = self._managed(trial, composed, TrialStage.RUNNING)
+                    return self._trials[key].task
         else:
             self.refusal = ConfigError(
                 f"search_space: {_MAX_REJECTED_IN_A_ROW} suggestions in a row cannot be run"
             )
-        if self.is_over or not self._at_work:
-            self._has_no_more = True
-            self._on_no_more()
-            for paused_key in [
-                other for other, managed in self._trials.items() if managed.stage.is_paused
-            ]:
-                self._end(paused_key, Outcome.STOPPED, None)
+            self.done = Done("error")
+        self._on_no_more()
+        for paused_key in [
+            other for other, managed in self._trials.items() if managed.stage.is_paused
+        ]:
+            self._end(paused_key, Outcome.STOPPED, None)
         return None
+
+    def _key_of(self, number: int) -> str:
+        return next(key for key, managed in self._trials.items() if managed.trial.number == number)
 
     def _tell_of_waiting(self) -> None:
         now = time.time()
@@ -510,7 +509,7 @@ class TrialManager:
         why = result.contention
         may_retake = (
             why is not None
-            and not (self.is_over or self._has_no_more)
+            and not (self.is_over or self.done is not None)
             and self._num_in_vain < _MAX_IN_VAIN
         )
         is_retaken = may_retake and self._policy.retry(result.trial, most=self._max_retakes)

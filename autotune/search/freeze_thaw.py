@@ -18,7 +18,7 @@ halving (Li et al., 2020).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +30,7 @@ from autotune.search.curve_model import import_in_background, use_one_thread
 from autotune.search.earlier_trials import EarlierStudy
 from autotune.search.gain_model import GainModel
 from autotune.search.randomness import Candidates, derived_seed
-from autotune.search.samplers import TrialScheduler
+from autotune.search.samplers import PausingSampler
 from autotune.search.stopping import Decision
 from autotune.search.trial_history import KnownTrial, TrialHistory
 from autotune.search.warm_start import WarmStart
@@ -81,7 +81,7 @@ class _FixedFraction:
         return is_due
 
 
-class FreezeThawSampler(TrialScheduler):
+class FreezeThawSampler(PausingSampler):
     """Proposes new points and paused trials to resume.
 
     A policy that pauses trials asks it instead of an Optuna sampler.
@@ -147,7 +147,13 @@ class FreezeThawSampler(TrialScheduler):
         # Errors of the model keep no region from being tried, and no trial from being resumed.
         self._by_chance, self._by_age = _FixedFraction(0.1), _FixedFraction(0.05)
         self._earlier = WarmStart(earlier, space, seed)
-        self._history = TrialHistory(space, target, objective, length_key)
+        self._history = TrialHistory(
+            space,
+            target,
+            objective,
+            length_key,
+            lambda point: self.can_repeat(point),  # noqa: PLW0108  # it is set later
+        )
         self._trials = self._history.trials
         self._gains = GainModel(self._history, self._earlier)
         self._of_chance, self._of_earlier, self._of_waiting = (
@@ -256,10 +262,6 @@ class FreezeThawSampler(TrialScheduler):
         """Learn that no training can run a point."""
         self._history.add_infeasible(suggestion)
         self._candidates.tried(suggestion)
-
-    def restrict_repeats(self, can_repeat: Callable[[Suggestion], bool]) -> None:
-        """Restrict repeats to the points for which ``can_repeat`` is true."""
-        self._history.can_repeat = can_repeat
 
     def expected_scores(self) -> dict[int, float]:
         """Expected score of another run of the same configuration, for every trial that reached

@@ -18,14 +18,17 @@ from autotune.search.stopping import Decision
 from autotune.space import SearchSpace, Suggestion
 
 
-class TrialScheduler:
+class PausingSampler:
     """Base of samplers that pause and resume trials.
 
-    The policy tells it about every trial and evaluation.
+    The scheduler tells it about every trial and evaluation.
 
-    Optuna's samplers have none of this: for them a policy uses the base itself, which never pauses,
-    and does not ask it for points.
+    Optuna's samplers have none of this: for them the scheduler uses the base itself, which never
+    pauses, and does not ask it for points.
     """
+
+    can_repeat: Callable[[Suggestion], bool] = staticmethod(lambda suggestion: True)
+    """Whether a point that was trained may be proposed again."""
 
     def propose(self, *, new: bool = True, ending: bool = False) -> Suggestion | int | None:
         """Choose what to train next: a point, if ``new`` trials are wanted, or the number of a
@@ -64,13 +67,7 @@ class TrialScheduler:
     def rejected(self, suggestion: Suggestion) -> None:
         """Learn that no training can run a point."""
 
-    def restrict_repeats(self, can_repeat: Callable[[Suggestion], bool]) -> None:
-        """Restrict repeats to the points for which ``can_repeat`` is true.
-
-        Without this call every point can be repeated.
-        """
-
-    def expected_scores(self) -> Mapping[int, float]:
+    def expected_scores(self) -> dict[int, float]:
         """Expected score of another run of the same configuration, for every trial that reached
         the target, by trial number.
         """
@@ -117,7 +114,7 @@ def optuna_sampler(sampler: object) -> optuna.samplers.BaseSampler:
     """The sampler for Optuna's study: the given one, or an unused stand-in if that pauses trials
     and so proposes points itself.
     """
-    if isinstance(sampler, TrialScheduler):
+    if isinstance(sampler, PausingSampler):
         return optuna.samplers.RandomSampler()
     if not isinstance(sampler, optuna.samplers.BaseSampler):
         raise ConfigError(

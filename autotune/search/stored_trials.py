@@ -137,7 +137,8 @@ def ask_trial(
     Return it with its point and whether it trains the baseline, None if no point is left to train.
 
     Args:
-        baseline: point of the baseline; None if the space does not contain it.
+        baseline: point of the baseline, without values if the space does not contain it; None for
+            no baseline.
         place: gives the point to train in place of a suggestion, None if no point is left; without
             it suggestions stay as they are.
 
@@ -147,7 +148,9 @@ def ask_trial(
     try:
         trial = study.ask()
         is_baseline = is_of_baseline(trial)
-        suggestion = Suggestion({}) if is_baseline and baseline is None else space.suggest(trial)
+        suggestion = (
+            baseline if is_baseline and baseline and not baseline.values else space.suggest(trial)
+        )
     except (TypeError, ValueError) as error:
         sampler = type(study.sampler).__name__
         raise ConfigError(
@@ -180,9 +183,10 @@ def create_trial_at(
     return optuna.Trial(study, trial_id), suggestion
 
 
-def enqueue_baseline(study: optuna.Study, space: SearchSpace, baseline: Suggestion | None) -> None:
-    """Make the baseline the next trial; None as its point where the space does not contain it."""
-    study.enqueue_trial(space.params_of(baseline) if baseline else {}, user_attrs={_BASELINE: True})
+def enqueue_baseline(study: optuna.Study, space: SearchSpace, baseline: Suggestion) -> None:
+    """Make the baseline the next trial."""
+    params = space.params_of(baseline) if baseline.values else {}
+    study.enqueue_trial(params, user_attrs={_BASELINE: True})
 
 
 def baseline_number(study: optuna.Study) -> int | None:

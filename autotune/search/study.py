@@ -25,7 +25,7 @@ from autotune.measurement import Target, TrialResult
 from autotune.recording import Recording, read_recording, write_recording
 from autotune.remote import user_path
 from autotune.search.randomness import derived_seed
-from autotune.search.samplers import TrialScheduler, optuna_sampler, quiet_optuna
+from autotune.search.samplers import PausingSampler, optuna_sampler, quiet_optuna
 from autotune.search.storage import JOURNAL, STORAGE_ERRORS, open_storage, reason
 from autotune.search.stored_trials import baseline_number, finished_results
 
@@ -51,7 +51,7 @@ def open_study(
     make_sampler: Callable[[int], object],
     seed: int,
     definition: Mapping[str, Any],
-) -> tuple[Study, TrialScheduler | None]:
+) -> tuple[Study, PausingSampler | None]:
     """Open the study of a name, or create it, and return it with its sampler if that pauses trials,
     else with None.
 
@@ -100,7 +100,7 @@ def open_study(
         )
     sampler = make_sampler(derived_seed(seed, f"sampler {len(study.get_trials(deepcopy=False))}"))
     study.sampler = optuna_sampler(sampler)
-    return study, sampler if isinstance(sampler, TrialScheduler) else None
+    return study, sampler if isinstance(sampler, PausingSampler) else None
 
 
 def study_in_memory(sampler: object) -> Study:

@@ -121,10 +121,16 @@ class TrialHistory:
     Args:
         length_key: config key of the schedule's length in epochs; curves are functions of it where
             every point of the space has it.
+        can_repeat: whether a point may be trained again.
     """
 
     def __init__(
-        self, space: SearchSpace, target: Target, objective: BoundedObjective, length_key: str
+        self,
+        space: SearchSpace,
+        target: Target,
+        objective: BoundedObjective,
+        length_key: str,
+        can_repeat: Callable[[Suggestion], bool],
     ) -> None:
         self._target = target
         self._objective = objective
@@ -143,8 +149,7 @@ class TrialHistory:
         self._num_ended = 0
         self.points: dict[Key, Suggestion] = {}
         """The point of every configuration that was trained."""
-        self.can_repeat: Callable[[Suggestion], bool] = lambda point: True
-        """Whether a point may be trained again."""
+        self._can_repeat = can_repeat
         self.expected = ExpectedScores()
         self.feasibility = FeasibilityModel(self.cube.num_features)
 
@@ -182,7 +187,7 @@ class TrialHistory:
                 self.feasibility.add(str(result.trial), trial.features, is_feasible=False)
         if self.unit:
             spent = (spent_by(result, self._objective) if score is None else score) / self.unit
-            is_repeatable = key in self.points and self.can_repeat(self.points[key])
+            is_repeatable = key in self.points and self._can_repeat(self.points[key])
             self.expected.add(key, features, result.outcome, spent, can_repeat=is_repeatable)
             if score is not None:
                 self._reached[result.trial] = key
@@ -246,7 +251,7 @@ class TrialHistory:
         is run again as the search goes on.
         """
         key = self.expected.best
-        if key is None or key not in self.points or not self.can_repeat(self.points[key]):
+        if key is None or key not in self.points or not self._can_repeat(self.points[key]):
             return None
         runs = [number for number, trial in self.trials.items() if trial.key == key]
         if not runs or any(not self.trials[number].has_ended for number in runs):
@@ -270,7 +275,7 @@ class TrialHistory:
         for key, log_gain in self.expected.log_gains_of_repeats(least_gain):
             if log_gain <= better_than:
                 break
-            if key not in running and self.can_repeat(self.points[key]):
+            if key not in running and self._can_repeat(self.points[key]):
                 return self.points[key]
         return None
 

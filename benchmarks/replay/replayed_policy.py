@@ -9,9 +9,9 @@ from autotune.config.compose import Composed
 from autotune.objective import check_measured, device_of
 from autotune.recording import Recording
 from autotune.search.earlier_trials import EarlierStudy, first_points
-from autotune.search.policy import PointPlacement, SearchPolicy
 from autotune.search.randomness import derived_seed
-from autotune.search.samplers import TrialScheduler, make_sampler
+from autotune.search.samplers import PausingSampler, make_sampler
+from autotune.search.scheduler import PointPlacement, Scheduler
 from autotune.search.stopping import StoppingRule, make_stopping
 from autotune.search.study import Study, study_in_memory
 from benchmarks.replay.simulation import replayed_evaluation
@@ -26,7 +26,7 @@ def replayed_policy(
     stopping: StoppingRule | None = None,
     study: Study | None = None,
     earlier: Sequence[EarlierStudy] = (),
-) -> SearchPolicy:
+) -> Scheduler:
     """Make the policy that ``search``, ``stopping`` and ``objective`` of a configuration describe.
 
     Args:
@@ -64,11 +64,10 @@ def replayed_policy(
     new_study = study_in_memory(sampler)
     if study is not None:
         study.sampler = new_study.sampler
-    return SearchPolicy(
+    return Scheduler(
         study=study or new_study,
         space=recording.space,
-        baseline=baseline if baseline is not None and baseline.values else None,
-        has_baseline=baseline is not None,
+        baseline=baseline,
         first=first_points(earlier, recording.space, seed=seed),
         stopping=stopping or make_stopping(config.stopping, config.allowed_targets, objective),
         objective=objective,
@@ -79,6 +78,6 @@ def replayed_policy(
             config.search.expected_trainings if config.search.stop_when_not_worth else None
         ),
         max_errors_in_a_row=config.search.max_errors_in_a_row,
-        scheduler=sampler if isinstance(sampler, TrialScheduler) else None,
+        sampler=sampler if isinstance(sampler, PausingSampler) else None,
         place=place,
     )

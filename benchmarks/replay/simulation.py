@@ -18,7 +18,7 @@ from autotune.measurement import PAUSED, Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import RecordedTrial, Recording
 from autotune.reporting.study_files import COLUMNS
-from autotune.search.policy import PointPlacement, SearchPolicy, Trial
+from autotune.search.scheduler import Done, PointPlacement, Scheduler, Trial, Wait
 from autotune.search.stopping import Decision
 from benchmarks.replay.nearest_recorded import RecordedPoints
 
@@ -164,7 +164,7 @@ class _Training:
 
 def replay(
     recording: Recording,
-    make_policy: Callable[[PointPlacement], SearchPolicy],
+    make_policy: Callable[[PointPlacement], Scheduler],
     *,
     num_workers: int = 1,
     within: float | None = 0.1,
@@ -192,7 +192,7 @@ class _Replay:
         self,
         recording: Recording,
         points: RecordedPoints,
-        policy: SearchPolicy,
+        policy: Scheduler,
         num_workers: int,
         within: float | None,
     ) -> None:
@@ -229,9 +229,10 @@ class _Replay:
         for worker in range(self._num_workers):
             if worker in self._at_work or self._is_found:
                 continue
-            trial = self._policy.suggest()
-            if trial is None:
+            answer = self._policy.suggest()
+            if isinstance(answer, Wait | Done):
                 return
+            trial = answer.trial
             if trial.number not in self._trainings:
                 self._trainings[trial.number] = _Training(trial, self._points.last)
             training = self._trainings[trial.number]

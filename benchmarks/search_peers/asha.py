@@ -10,7 +10,7 @@ from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import Recording
-from autotune.search.policy import PointPlacement, Trial
+from autotune.search.scheduler import Answer, Done, PointPlacement, Start, Trial
 from autotune.search.stopping import Decision, StoppingRule
 
 REDUCTION_FACTOR = 4
@@ -71,7 +71,7 @@ class StockSearch:
     elapsed seconds as its value.
 
     So a trial that was stopped early looks faster than one that reached the target later. It has
-    the verbs of ``SearchPolicy``.
+    the verbs of ``Scheduler``.
 
     Source: ray.tune.search.optuna.OptunaSearch.on_trial_complete, with metric=train_seconds and
     mode=min.
@@ -90,14 +90,14 @@ class StockSearch:
         self._place = place
         self._handed_out: list[Trial] = []
 
-    def suggest(self) -> Trial | None:
-        """The recorded point nearest to TPE's; None where all are used."""
+    def suggest(self) -> Answer:
+        """The recorded point nearest to TPE's."""
         asked = self._study.ask()
         placed = self._place(self._space.suggest(asked))
         # what is told is the recorded point, when it has ended
         self._study.tell(asked, state=optuna.trial.TrialState.FAIL)
         if placed is None:
-            return None
+            return Done("exhausted")
         number = len(self._handed_out)
         self._handed_out.append(
             Trial(
@@ -108,7 +108,7 @@ class StockSearch:
                 is_baseline=False,
             )
         )
-        return self._handed_out[number]
+        return Start(self._handed_out[number])
 
     def observe(self, number: int, evaluation: Evaluation) -> Decision:
         """What successive halving decides."""

@@ -16,8 +16,8 @@ import numpy as np
 
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.recording import RecordedTrial, Recording
-from autotune.search.policy import PointPlacement, Trial
 from autotune.search.randomness import RandomTrial
+from autotune.search.scheduler import Answer, PointPlacement, Start
 from autotune.search.stopping import Decision
 from autotune.search.study import study_in_memory
 from autotune.space import SearchSpace
@@ -106,7 +106,6 @@ class _Timed:
     def __init__(self, num_trials: int, limit_seconds: float, *, counts_begun: bool) -> None:
         self._num_left = num_trials
         self._counts_begun = counts_begun
-        self._begun: set[int] = set()
         self._limit = time.perf_counter() + limit_seconds
         self._waiting = 0.0
         self.suggestions: list[float] = []
@@ -120,7 +119,7 @@ class _Timed:
         self._policy, self._then = policy, then
         return self
 
-    def suggest(self) -> Trial | None:
+    def suggest(self) -> Answer:
         """The policy's, timed."""
         if self._num_left == 0 and self._then is not None:
             self._policy, self._then = self._then(), None
@@ -129,15 +128,14 @@ class _Timed:
         elif time.perf_counter() > self._limit or len(self.suggestions) >= _NUM_MEASURED:
             raise _MeasuredError
         began = time.perf_counter()
-        trial = self._policy.suggest()
+        answer = self._policy.suggest()
         self._waiting += time.perf_counter() - began
         if self._num_left == 0:
             self.suggestions.append(self._waiting)
         self._waiting = 0.0
-        if self._counts_begun and trial is not None and trial.number not in self._begun:
-            self._begun.add(trial.number)
+        if self._counts_begun and isinstance(answer, Start):
             self._count()
-        return trial
+        return answer
 
     def observe(self, number: int, evaluation: Evaluation) -> Decision:
         """The policy's, timed."""

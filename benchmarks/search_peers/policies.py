@@ -1,6 +1,6 @@
 """The searches that are compared, by name, each made for one recording.
 
-A policy is anything with the verbs of ``SearchPolicy`` that a replay asks: ``suggest``, ``observe``
+A policy is anything with the verbs of ``Scheduler`` that a replay asks: ``suggest``, ``observe``
 and ``finish``. Those of this package and of Optuna are made of the groups of ``conf/``; the others
 drive a library by its own interface. A library that is not installed is named by
 ``missing_library``.
@@ -18,9 +18,9 @@ from autotune.config.compose import Composed, Composer
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import AmortisedTime
 from autotune.recording import Recording
-from autotune.search.policy import PointPlacement, Trial
 from autotune.search.randomness import derived_seed
 from autotune.search.samplers import make_sampler
+from autotune.search.scheduler import Answer, PointPlacement
 from autotune.search.stopping import Decision
 from benchmarks.replay.replayed_policy import replayed_policy
 
@@ -28,8 +28,8 @@ from benchmarks.replay.replayed_policy import replayed_policy
 class Policy(Protocol):
     """What a replay asks of a search."""
 
-    def suggest(self) -> Trial | None:
-        """The next trial to train, or a paused one to go on with; None where there is none."""
+    def suggest(self) -> Answer:
+        """The next trial to train, or a paused one to continue."""
         ...
 
     def observe(self, number: int, evaluation: Evaluation) -> Decision:

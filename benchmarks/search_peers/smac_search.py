@@ -25,14 +25,14 @@ from smac.runhistory import StatusType, TrialInfo, TrialValue
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import Recording
-from autotune.search.policy import PointPlacement, Trial
 from autotune.search.randomness import derived_seed
+from autotune.search.scheduler import Answer, Done, PointPlacement, Start, Trial
 from autotune.search.stopping import Decision
 from benchmarks.search_peers.domains import FlatDomains, Number, Options
 
 
 class SmacSearch:
-    """SMAC with the verbs of ``SearchPolicy``."""
+    """SMAC with the verbs of ``Scheduler``."""
 
     def __init__(self, recording: Recording, *, seed: int, place: PointPlacement) -> None:
         self._flat = FlatDomains(recording.space)
@@ -61,7 +61,7 @@ class SmacSearch:
         self._infos: list[TrialInfo] = []
         self._num_told = 0
 
-    def suggest(self) -> Trial | None:
+    def suggest(self) -> Answer:
         """The recorded point nearest to SMAC's.
 
         One drawn by chance where a finite space has no more for it.
@@ -74,19 +74,21 @@ class SmacSearch:
                 asked = TrialInfo(self._space.sample_configuration(), seed=0)
         placed = self._place(self._flat.suggestion(dict(asked.config)))
         if placed is None:
-            return None
+            return Done("exhausted")
         self._infos.append(
             self._running_instead(
                 asked, Space.Configuration(self._space, values=self._flat.values(placed))
             )
         )
         cutoff = float(asked.additional_info.get("cutoff", self._max_seconds))
-        return Trial(
-            number=len(self._infos) - 1,
-            suggestion=placed,
-            seed=0,
-            cap_seconds=cutoff,
-            is_baseline=False,
+        return Start(
+            Trial(
+                number=len(self._infos) - 1,
+                suggestion=placed,
+                seed=0,
+                cap_seconds=cutoff,
+                is_baseline=False,
+            )
         )
 
     def observe(self, number: int, evaluation: Evaluation) -> Decision:

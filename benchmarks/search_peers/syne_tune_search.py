@@ -19,8 +19,8 @@ from syne_tune.optimizer.scheduler import SchedulerDecision
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import Recording
-from autotune.search.policy import PointPlacement, Trial
 from autotune.search.randomness import derived_seed
+from autotune.search.scheduler import Answer, Done, PointPlacement, Start, Trial
 from autotune.search.stopping import Decision
 from benchmarks.search_peers.domains import FlatDomains, Number, Options
 
@@ -36,7 +36,7 @@ _DECISIONS = {
 
 
 class SyneTuneSearch:
-    """A scheduler of Syne Tune's with the verbs of ``SearchPolicy``.
+    """A scheduler of Syne Tune's with the verbs of ``Scheduler``.
 
     ``scheduler`` is one of ``SCHEDULERS``.
     """
@@ -65,7 +65,7 @@ class SyneTuneSearch:
         )
         self._trials: list[SyneTrial] = []
 
-    def suggest(self) -> Trial | None:
+    def suggest(self) -> Answer:
         """The recorded point nearest to the scheduler's.
 
         One drawn by chance where a finite space has no more for it.
@@ -77,13 +77,19 @@ class SyneTuneSearch:
             self._flat.suggestion(self._random.draw() if suggestion is None else suggestion.config)
         )
         if placed is None:
-            return None
+            return Done("exhausted")
         number = len(self._trials)
         config = config_space.cast_config_values(self._flat.values(placed), self._space)
         self._trials.append(SyneTrial(trial_id=number, config=config, creation_time=datetime.min))
         self._scheduler.on_trial_add(self._trials[number])
-        return Trial(
-            number=number, suggestion=placed, seed=0, cap_seconds=float("inf"), is_baseline=False
+        return Start(
+            Trial(
+                number=number,
+                suggestion=placed,
+                seed=0,
+                cap_seconds=float("inf"),
+                is_baseline=False,
+            )
         )
 
     def observe(self, number: int, evaluation: Evaluation) -> Decision:

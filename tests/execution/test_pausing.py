@@ -66,7 +66,7 @@ class Session:
             stopping=CapAtIncumbent(objective=OBJECTIVE, cap_margin=1),
             objective=OBJECTIVE,
             num_trials=num_trials,
-            scheduler=self.sampler,
+            sampler=self.sampler,
             is_kept=lambda trial: (folder / f"trial-{trial}").is_dir(),
         )
         self.trials = TrialManager(

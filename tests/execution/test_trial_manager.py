@@ -18,13 +18,13 @@ from autotune.execution.task_run import TrialTask, WorkerReport
 from autotune.execution.trial_manager import TrialManager
 from autotune.measurement import Target, TrialResult
 from autotune.outcome import Outcome
-from autotune.search.policy import SearchPolicy
+from autotune.search.scheduler import Scheduler
 from autotune.search.stopping import Decision
 from autotune.tracking.tracker import NoTracker, StudyInfo
 from tests.support.policies import policy_over
 from tests.support.records import make_evaluation, make_trial_task
 
-MakeTrials = Callable[..., tuple[TrialManager, SearchPolicy]]
+MakeTrials = Callable[..., tuple[TrialManager, Scheduler]]
 
 
 @pytest.fixture
@@ -36,14 +36,13 @@ def make_trials(tmp_path: Path) -> MakeTrials:
             config, tmp_path, name=name, cap_seconds=cap_seconds, deadline_seconds=deadline_seconds
         )
 
-    def make(**changes: Any) -> tuple[TrialManager, SearchPolicy]:
+    def make(**changes: Any) -> tuple[TrialManager, Scheduler]:
         composer = Composer(["experiment=cnn"])
         space = read_search_space([{"batch_size": [16, 32, 64]}], composer)
         policy = policy_over(
             space,
             Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=10.0),
             baseline=space.point_of(composer.compose().lookup),
-            has_baseline=True,
             num_trials=20,
             may_repeat=True,
         )
@@ -90,7 +89,7 @@ def begin(trials: TrialManager, key: str) -> TrialTask:
     return task
 
 
-def only(policy: SearchPolicy) -> TrialResult:
+def only(policy: Scheduler) -> TrialResult:
     [result] = policy.results.values()
     return result
 

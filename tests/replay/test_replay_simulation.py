@@ -15,7 +15,7 @@ from autotune.objective import AmortisedTime
 from autotune.outcome import Outcome
 from autotune.recording import RecordedTrial, Recording
 from autotune.search.freeze_thaw import FreezeThawSampler
-from autotune.search.policy import PointPlacement, SearchPolicy
+from autotune.search.scheduler import PointPlacement, Scheduler
 from autotune.search.stopping import CapAtIncumbent, NeverStop, StoppingRule
 from autotune.space import SearchSpace, Suggestion
 from benchmarks.replay.nearest_recorded import RecordedPoints
@@ -70,7 +70,7 @@ def policy(
     stopping: StoppingRule | None = None,
     pausing: Any = None,
     seed: int = 0,
-) -> SearchPolicy:
+) -> Scheduler:
     study = optuna.create_study(sampler=sampler or optuna.samplers.RandomSampler(seed=seed))
     return policy_over(
         SPACE,
@@ -78,7 +78,7 @@ def policy(
         seed=seed,
         study=study,
         stopping=stopping or NeverStop(),
-        scheduler=pausing,
+        sampler=pausing,
         place=place,
     )
 
@@ -128,7 +128,7 @@ def test_a_point_is_the_nearest_recorded_one_not_yet_used_and_the_sampler_is_tol
 ):
     study = None
 
-    def made(place: PointPlacement) -> SearchPolicy:
+    def made(place: PointPlacement) -> Scheduler:
         nonlocal study
         found = policy(place, sampler=InOrder([0.12, 0.12, 0.2]))
         study = found._study
@@ -214,7 +214,7 @@ def recordings(draw: st.DrawFn) -> Recording:
 def test_no_training_is_skipped_or_charged_twice(
     kind: str, made: Recording, num_workers: int, seed: int
 ) -> None:
-    def make(place: PointPlacement) -> SearchPolicy:
+    def make(place: PointPlacement) -> Scheduler:
         sampler = FreezeThawSampler(
             space=SPACE,
             target=TARGET,

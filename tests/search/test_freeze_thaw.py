@@ -15,7 +15,7 @@ from autotune.objective import AmortisedTime, BoundedObjective
 from autotune.outcome import Outcome
 from autotune.recording import RecordedTrial, Recording
 from autotune.search.freeze_thaw import FreezeThawSampler
-from autotune.search.policy import PointPlacement, SearchPolicy
+from autotune.search.scheduler import PointPlacement, Resume, Scheduler, Start
 from autotune.search.stopping import CapAtIncumbent, Decision
 from autotune.space import SearchSpace, Suggestion
 from benchmarks.replay.simulation import Trace, replay, replayed_evaluation
@@ -82,9 +82,9 @@ def searched(
     objective: BoundedObjective = OBJECTIVE,
     num_trials: int | None = None,
     space: SearchSpace = SPACE,
-    made: list[SearchPolicy] | None = None,
+    made: list[Scheduler] | None = None,
 ) -> Trace:
-    def make(place: PointPlacement) -> SearchPolicy:
+    def make(place: PointPlacement) -> Scheduler:
         policy = policy_over(
             space,
             TARGET,
@@ -92,7 +92,7 @@ def searched(
             stopping=CapAtIncumbent(objective=objective, cap_margin=1.0),
             objective=objective,
             num_trials=num_trials,
-            scheduler=sampler(seed=seed, objective=objective, space=space) if pausing else None,
+            sampler=sampler(seed=seed, objective=objective, space=space) if pausing else None,
             place=place,
         )
         if made is not None:
@@ -205,12 +205,13 @@ def test_a_half_of_the_space_that_cannot_be_trained_is_kept_away_from() -> None:
         {**DOMAINS, "size": {"type": "float", "low": 8.0, "high": 64.0}}, "space.yaml"
     )
     cap = CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.0)
-    policy = policy_over(space, TARGET, stopping=cap, scheduler=sampler(space=space))
+    policy = policy_over(space, TARGET, stopping=cap, sampler=sampler(space=space))
     failed, begun = [], set()
     while len(begun) < 60:
-        trial = policy.suggest()
-        assert trial is not None
-        is_new, values = trial.number not in begun, trial.suggestion.values
+        answer = policy.suggest()
+        assert isinstance(answer, Start | Resume)
+        trial, is_new = answer.trial, isinstance(answer, Start)
+        values = trial.suggestion.values
         begun.add(trial.number)
         if is_new and values["kind"] == "slow":
             policy.reject(trial.number, "refused")

@@ -8,7 +8,8 @@ import pytest
 from autotune.objective import AmortisedTime, DeviceSeconds, Pareto
 from autotune.search.outlook import FACTOR, Outlook, outlook
 from autotune.search.samplers import quiet_optuna
-from tests.search.test_policy import end_next, journal_study, policy_over
+from autotune.search.scheduler import Done
+from tests.search.test_scheduler import end_next, journal_study, policy_over
 from tests.support.records import make_evaluation
 
 TIME = AmortisedTime(num_trainings=1)
@@ -49,8 +50,7 @@ def test_a_search_ends_when_its_cost_exceeds_what_it_saves(
     while policy.num_trials_left:
         end_next(policy, seconds=10.0)
     assert len(policy.results) == num_trials
-    assert policy.suggest() is None
-    assert policy.is_not_worth_more is (num_trials < 60)
+    assert policy.suggest() == Done("not worth" if num_trials < 60 else "budget")
     again = policy_over(journal_study(tmp_path), num_trials=60, expected_trainings=trainings)
     assert again.num_trials_left == 0, "another process finds the same"
     assert again.outlook == policy.outlook

@@ -16,7 +16,7 @@ from autotune.recording import RecordedTrial, Recording
 from autotune.search.curve_model import GaussianProcess
 from autotune.search.earlier_trials import EarlierStudy, earlier_study, first_points
 from autotune.search.freeze_thaw import FreezeThawSampler
-from autotune.search.policy import PointPlacement, SearchPolicy
+from autotune.search.scheduler import PointPlacement, Scheduler, Start
 from autotune.search.stopping import CapAtIncumbent, NeverStop
 from autotune.space import SearchSpace, Suggestion
 from benchmarks.replay.simulation import replay
@@ -115,7 +115,7 @@ def recording(best_lr: float, seed: int, count: int = 60, target: Target = TARGE
 
 def policy(
     place: PointPlacement | None, *earlier: EarlierStudy, seed: int = 0, pausing: bool = True
-) -> SearchPolicy:
+) -> Scheduler:
     sampler = FreezeThawSampler(
         space=SPACE, target=TARGET, objective=OBJECTIVE, seed=seed, earlier=earlier
     )
@@ -125,7 +125,7 @@ def policy(
         seed=seed,
         first=first_points(earlier, SPACE, seed=seed),
         stopping=CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.0) if pausing else NeverStop(),
-        scheduler=sampler if pausing else None,
+        sampler=sampler if pausing else None,
         place=place,
     )
 
@@ -152,7 +152,8 @@ def test_the_first_points_are_the_best_of_earlier_studies(pausing: bool) -> None
         dict(each.suggestion.values) for each in best
     ]
     made = policy(None, one, other, pausing=pausing)
-    tried = [trial.suggestion for _ in range(6) if (trial := made.suggest()) is not None]
+    answers = [made.suggest() for _ in range(6)]
+    tried = [answer.trial.suggestion for answer in answers if isinstance(answer, Start)]
     # a search that pauses has points drawn by chance in between
     places = [0, 2, 4] if pausing else [0, 1, 2]
     assert [tried[place] for place in places] == expected

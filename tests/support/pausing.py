@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from autotune.measurement import Evaluation
-from autotune.search.samplers import TrialScheduler
+from autotune.search.samplers import PausingSampler
 from autotune.search.stopping import Decision
 from autotune.space import Suggestion
 
 
-class PausesAtFirst(TrialScheduler):
+class PausesAtFirst(PausingSampler):
     """Pauses every trial at its first evaluation, and takes them up in turn when there is no new
     point.
     """

@@ -21,9 +21,9 @@ from autotune.errors import ConfigError
 from autotune.measurement import Target, TrialResult
 from autotune.objective import AmortisedTime, Cost
 from autotune.outcome import Outcome
-from autotune.search.policy import SearchPolicy, Trial
 from autotune.search.randomness import points
 from autotune.search.samplers import quiet_optuna
+from autotune.search.scheduler import Done, Resume, Scheduler, Start, Trial, Wait
 from autotune.search.stopping import CapAtIncumbent, Decision, NeverStop
 from autotune.search.storage import JOURNAL
 from autotune.search.study import open_study
@@ -77,7 +77,7 @@ def journal_study(folder: Path) -> optuna.Study:
     return study
 
 
-def policy_over(study: optuna.Study, **settings: Any) -> SearchPolicy:
+def policy_over(study: optuna.Study, **settings: Any) -> Scheduler:
     given: dict[str, Any] = {
         "space": SPACE,
         "baseline": BASELINE,
@@ -88,7 +88,7 @@ def policy_over(study: optuna.Study, **settings: Any) -> SearchPolicy:
         "num_trials": None,
         "max_errors_in_a_row": 3,
     }
-    return SearchPolicy(study=study, **{**given, **settings})
+    return Scheduler(study=study, **{**given, **settings})
 
 
 def ended(
@@ -114,13 +114,13 @@ def ended(
     )
 
 
-def suggested(policy: SearchPolicy) -> Trial:
-    trial = policy.suggest()
-    assert trial is not None
-    return trial
+def suggested(policy: Scheduler) -> Trial:
+    answer = policy.suggest()
+    assert isinstance(answer, Start | Resume)
+    return answer.trial
 
 
-def end_next(policy: SearchPolicy, outcome: Outcome = Outcome.REACHED, **values: Any) -> Trial:
+def end_next(policy: Scheduler, outcome: Outcome = Outcome.REACHED, **values: Any) -> Trial:
     trial = suggested(policy)
     policy.finish(ended(trial, outcome, **values))
     return trial
@@ -190,7 +190,7 @@ def test_a_rejected_point_is_infeasible_and_costs_no_budget() -> None:
     state, _, _, constraints = told(study, rejected.number)
     assert (state, list(constraints.values())) == (TrialState.PRUNED, [1.0])
     end_next(policy)
-    assert policy.suggest() is None
+    assert policy.suggest() == Done("budget")
     assert len(policy.results) == 2
 
 
@@ -213,7 +213,7 @@ def test_a_study_taken_up_again_loses_and_repeats_nothing(tmp_path: Path, in_jou
     assert fresh.suggestion not in [each.suggestion for each in (*done, *running)]
     for trial in (*retried, fresh):
         second.finish(ended(trial))
-    while second.suggest() is not None:
+    while isinstance(second.suggest(), Start):
         pass
     assert len(second.results) == 5
     assert {each.number for each in done} < set(second.results)
@@ -251,12 +251,12 @@ def test_a_result_kept_before_a_crash_is_told_after_it(
 def test_errors_in_a_row_end_the_search_with_the_first_traceback() -> None:
     policy = policy_over(new_study(), max_errors_in_a_row=2)
     end_next(policy, Outcome.ERRORED, error="the first")
-    assert policy.suggest() is not None
+    assert isinstance(policy.suggest(), Start)
     end_next(policy, Outcome.ERRORED, error="the second")
     assert policy.error is not None
     assert str(policy.error) == "2 trials in a row failed; the first was trial 0"
     assert policy.error.traceback_text == "the first"
-    assert policy.suggest() is None
+    assert policy.suggest() == Done("error")
 
 
 def test_trials_of_one_configuration_have_the_expected_score_of_its_runs() -> None:
@@ -293,11 +293,11 @@ def test_a_sampler_that_models_scores_says_what_trials_must_beat_and_is_told_wha
         Suggestion({**BASELINE.values, "epochs": 40}),
     ]
     settings: dict[str, Any] = {
-        "has_baseline": False,
+        "baseline": None,
         "stopping": CapAtIncumbent(objective=OBJECTIVE, cap_margin=2.0),
     }
     study = new_study()
-    policy = policy_over(study, scheduler=Models(points), **settings)
+    policy = policy_over(study, sampler=Models(points), **settings)
     first, second, third = suggested(policy), suggested(policy), suggested(policy)
     assert [each.cap_seconds for each in (first, second, third)] == [80.0, 82.0, 84.0]
     policy.finish(ended(first, seconds=10.0))
@@ -308,7 +308,7 @@ def test_a_sampler_that_models_scores_says_what_trials_must_beat_and_is_told_wha
     assert policy.observe(second.number, make_evaluation(83.0), may_pause=False) is Decision.CAP
     policy.reject(third.number, "refused")
     assert refused == [points[2]]
-    policy_over(study, scheduler=Models([]), **settings, is_kept=lambda number: False)
+    policy_over(study, sampler=Models([]), **settings, is_kept=lambda number: False)
     assert refused == [points[2]] * 2, "a process that takes the study up tells it again"
 
 
@@ -339,7 +339,7 @@ def test_a_worker_that_did_not_measure_what_the_objective_needs_ends_the_search(
         is None
     )
     assert list(policy.results) == [0]
-    assert policy.suggest() is None
+    assert policy.suggest() == Done("error")
 
 
 @cache
@@ -381,7 +381,8 @@ def test_every_shipped_sampler_searches_the_shipped_space_without_a_word(
         study = new_study(build({**node, "seed": 0}, (), "search.sampler"))
         policy = policy_over(study, space=space, baseline=baseline, num_trials=15)
         opened = set()
-        while (trial := policy.suggest()) is not None:
+        while isinstance(answer := policy.suggest(), Start):
+            trial = answer.trial
             values = trial.suggestion.values
             assert ("optimizer.momentum" in values) == (values["optimizer"] == "sgd")
             assert space.point_of(values.get) == trial.suggestion
@@ -413,7 +414,6 @@ def test_each_point_of_a_finite_space_is_tried_once(make: Any) -> None:
     assert {point.key for point in (*tried, last.suggestion)} == {
         point.key for point in points(FINITE)
     }
-    assert policy.suggest() is None
-    assert policy.is_exhausted
+    assert policy.suggest() == Wait()
     policy.finish(ended(last))
-    assert policy.suggest() is None
+    assert policy.suggest() == Done("exhausted")

@@ -1,14 +1,14 @@
-"""The search policy: which trial to run next, and how each trial goes on and ends.
+"""The scheduler: which trial to train next, and how each trial continues and ends.
 
-An execution (live or replayed) drives a policy by four methods: ``suggest``, ``reject``,
-``observe`` and ``finish``. All state lives in the Optuna study, so a new policy over the same study
-continues where the earlier one stopped.
+Whoever trains (an execution, or a replay of recorded curves) asks ``suggest`` what to do and
+reports by ``observe`` and ``finish``. All state lives in the Optuna study, so a new scheduler over
+the same study continues where the earlier one stopped.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 import optuna
@@ -21,7 +21,7 @@ from autotune.outcome import Outcome
 from autotune.search.expected_scores import running_times
 from autotune.search.outlook import NUM_AHEAD, Outlook, outlook
 from autotune.search.randomness import Candidates, derived_seed
-from autotune.search.samplers import TrialScheduler
+from autotune.search.samplers import PausingSampler
 from autotune.search.stopping import Decision, StoppingRule
 from autotune.search.stored_trials import (
     ask_trial,
@@ -64,6 +64,39 @@ class Trial:
     """The trial in the study's storage; None for a trial that no study has."""
 
 
+@dataclass(frozen=True)
+class Start:
+    """Train a new trial."""
+
+    trial: Trial
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Continue a paused trial."""
+
+    trial: Trial
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing to train until a running trial reports or ends."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """The search has ended: no trial runs, and none will be started or resumed. With an error,
+    running trials are stopped at their next report.
+    """
+
+    reason: Literal["budget", "exhausted", "not worth", "error"]
+    """``exhausted``: every point of the space was tried; ``not worth``: further trials cost more
+    than they save; ``error``: see ``Scheduler.error``."""
+
+
+Answer: TypeAlias = Start | Resume | Wait | Done
+
+
 class PointPlacement(Protocol):
     """Maps suggestions to the points that can be trained, where these are only a part of the
     search space.
@@ -78,18 +111,17 @@ class PointPlacement(Protocol):
         ...
 
 
-class SearchPolicy:
+class Scheduler:
     """Decides over one Optuna study which trial to run next.
 
     Args:
         study: minimises the objective; may hold earlier trials, and then its sampler needs another
             seed than at first.
-        baseline: the point of the experiment's own configuration; None if the space does not
-            contain it.
-        has_baseline: whether the first trial is the baseline.
+        baseline: the point of the experiment's own configuration, which the first trial trains;
+            without values if the space does not contain it; None for no baseline.
         first: points that a new study tries after the baseline, before its sampler is asked;
-            ignored with ``pausing``.
-        scheduler: proposes points in place of the study's sampler, and pauses trials; with None no
+            ignored with ``sampler``.
+        sampler: proposes points in place of the study's sampler, and pauses trials; with None no
             trial is paused.
         place: gives the point to train in place of a suggestion, where not all can be trained;
             Optuna is told that point.
@@ -101,8 +133,7 @@ class SearchPolicy:
         num_trials: trials to end in all, earlier ones included; None means no limit.
         expected_trainings: trainings that the result will be used for: the search ends when further
             trials are expected to cost more than they save over those; None never ends it so.
-        max_errors_in_a_row: ERRORED trials in a row after which no trial is suggested any more and
-            ``error`` is set.
+        max_errors_in_a_row: ERRORED trials in a row after which the search ends with ``error``.
     """
 
     def __init__(
@@ -118,9 +149,8 @@ class SearchPolicy:
         num_trials: int | None,
         max_errors_in_a_row: int,
         expected_trainings: int | None = None,
-        has_baseline: bool = True,
         first: Sequence[Suggestion] = (),
-        scheduler: TrialScheduler | None = None,
+        sampler: PausingSampler | None = None,
         place: PointPlacement | None = None,
         may_repeat: bool = False,
         is_kept: Callable[[int], bool] = lambda number: False,
@@ -136,58 +166,57 @@ class SearchPolicy:
         self._max_errors = max_errors_in_a_row
         self._expected_trainings = expected_trainings
         self._ended_for = ended_for_trainings(study)
-        self._proposes = scheduler is not None
-        self._scheduler = scheduler or TrialScheduler()
-        if scheduler is not None:
-            stopping.score_to_beat = scheduler.score_to_beat
+        self._pauses = sampler is not None
+        self._sampler = sampler or PausingSampler()
+        if sampler is not None:
+            stopping.score_to_beat = sampler.score_to_beat
         self._place = place
         self._candidates = (
-            Candidates(space) if scheduler is None and place is None and not may_repeat else None
+            Candidates(space) if sampler is None and place is None and not may_repeat else None
         )
-        self.is_exhausted = False
-        """Whether the last suggestion was none because every point of the space was tried."""
-        self._running: dict[int, Trial] = {}
+        self._unfinished: dict[int, Trial] = {}
+        """Running and paused trials, by number."""
+        self._paused: set[int] = set()
         self._last: dict[int, Evaluation] = {}
         """The last evaluation of every trial that has been evaluated."""
         self._errors: list[TrialResult] = []
         self.error: AutotuneError | None = None
         """Why the search ended early: too many trials in a row ERRORED, or a worker lacked a
         reading for the objective; else None."""
-        end_abandoned_trials(study, objective, lambda number: self._proposes and is_kept(number))
+        end_abandoned_trials(study, objective, lambda number: self._pauses and is_kept(number))
         self.results = finished_results(study)
         """Results of all ended trials, by trial number."""
         if place is not None:
-            self._scheduler.restrict_repeats(place.can_repeat)
+            self._sampler.can_repeat = place.can_repeat
         for result in self.results.values():
             self._learn(result)
         for suggestion in rejected_points(study, space):
-            self._scheduler.rejected(suggestion)
+            self._sampler.rejected(suggestion)
             self._mark_tried(suggestion)
         self._errors, self.error = [], None  # the cause of earlier errors may be fixed by now
         self.paused = tuple(self._take_up(*stored) for stored in paused_trials(study, space))
-        """Trials that an earlier process paused, with their evaluations; ``suggest`` returns
-        each trial again when it is resumed."""
+        """Trials that an earlier process paused, with their evaluations."""
         is_new = not study.get_trials(deepcopy=False)
-        if has_baseline and baseline_number(study) is None:
+        if baseline is not None and baseline_number(study) is None:
             enqueue_baseline(study, space, baseline)
-        for point in first if is_new and not self._proposes else ():
+        for point in first if is_new and not self._pauses else ():
             study.enqueue_trial(space.params_of(point))
 
     @property
     def num_trials_left(self) -> int | None:
         """Number of trials that may still be started; None means no limit."""
-        if self.is_not_worth_more:
+        if self._is_not_worth_more:
             return 0
         if self._num_trials is None:
             return None
-        return max(0, self._num_trials - len(self.results) - len(self._running))
+        return max(0, self._num_trials - len(self.results) - len(self._unfinished))
 
     @property
     def has_unfinished(self) -> bool:
         """Whether trials that were started have not ended, such as those that an earlier process
         paused.
         """
-        return bool(self._running)
+        return bool(self._unfinished)
 
     @property
     def outlook(self) -> Outlook | None:
@@ -195,11 +224,8 @@ class SearchPolicy:
         return outlook(self._objective, self._last, self.scores)
 
     @property
-    def is_not_worth_more(self) -> bool:
-        """Whether the search has ended because further trials cost more than they save.
-
-        Another process finds the same.
-        """
+    def _is_not_worth_more(self) -> bool:
+        """Whether further trials cost more than they save, as this or an earlier process found."""
         return (
             self._expected_trainings is not None
             and self._ended_for is not None
@@ -231,64 +257,51 @@ class SearchPolicy:
         it has one, else the configuration's expected running time, which is the total score of its
         runs divided by the number of runs that reached the target.
         """
-        measured = running_times(self.results, self._objective)
-        modelled = self._scheduler.expected_scores()
-        return {number: modelled.get(number, score) for number, score in measured.items()}
+        return running_times(self.results, self._objective) | self._sampler.expected_scores()
 
-    def suggest(self) -> Trial | None:
-        """The next trial to run, new or resumed.
-
-        None if the budget is spent, nothing is left to train or an error ended the search.
+    def suggest(self) -> Answer:
+        """What a free worker does next.
 
         Raises:
             ConfigError: the sampler raises an error because of its settings.
         """
         if self.error is not None:
-            return None
+            return Done("error")
         may_start = self.num_trials_left != 0
-        trial = self._next(may_start=may_start)
-        self.is_exhausted = trial is None and may_start
-        return trial
+        if (answer := self._next(may_start=may_start)) is not None:
+            return answer
+        if len(self._unfinished) > len(self._paused):
+            return Wait()
+        if may_start:
+            return Done("exhausted")
+        return Done("not worth" if self._is_not_worth_more else "budget")
 
-    def _next(self, *, may_start: bool) -> Trial | None:
+    def _next(self, *, may_start: bool) -> Start | Resume | None:
         # the baseline, or an interrupted point
         if may_start and self._study.get_trials(deepcopy=False, states=[TrialState.WAITING]):
             return self._ask(self._place)
-        if not self._proposes:
+        if not self._pauses:
             is_exhausted = self._candidates is not None and self._candidates.is_exhausted
-            return (
-                self._ask(self._place or self._untried) if may_start and not is_exhausted else None
-            )
-        chosen = self._scheduler.propose(new=may_start, ending=not may_start)
+            may_start = may_start and not is_exhausted
+            return self._ask(self._place or self._untried) if may_start else None
+        chosen = self._sampler.propose(new=may_start, ending=not may_start)
         if isinstance(chosen, Suggestion):
             placed = chosen if self._place is None else self._place(chosen)
             if placed is not None:
-                return self._started(
+                return self._start(
                     *create_trial_at(self._study, self._space, placed), is_baseline=False
                 )
-            chosen = self._scheduler.propose(new=False)
+            chosen = self._sampler.propose(new=False)
             assert not isinstance(chosen, Suggestion), "no new point was wanted"
-        return (
-            None
-            if chosen is None
-            else replace(self._running[chosen], cap_seconds=self._stopping.cap_seconds(chosen))
-        )
+        if chosen is None:
+            return None
+        self._paused.discard(chosen)
+        cap_seconds = self._stopping.cap_seconds(chosen)
+        return Resume(replace(self._unfinished[chosen], cap_seconds=cap_seconds))
 
-    def pause(self, number: int, evaluations: Sequence[Evaluation]) -> None:
-        """Store a paused trial's evaluations in the study, so that another process can resume
-        it.
-        """
-        store_evaluations(self._stored(number), evaluations)
-
-    def _stored(self, number: int) -> optuna.Trial:
-        stored = self._running[number].stored
-        assert stored is not None, "this policy made the trial"
-        return stored
-
-    def _mark_tried(self, suggestion: Suggestion) -> None:
-        # without any, it is a baseline that the space does not contain
-        if self._candidates is not None and suggestion.values:
-            self._candidates.tried(suggestion)
+    def _ask(self, place: Callable[[Suggestion], Suggestion | None] | None) -> Start | None:
+        asked = ask_trial(self._study, self._space, self._baseline, place)
+        return None if asked is None else self._start(*asked)
 
     def _untried(self, suggestion: Suggestion) -> Suggestion:
         if self._candidates is None:
@@ -296,20 +309,14 @@ class SearchPolicy:
         rng = np.random.default_rng(derived_seed(self._seed, f"in place of {suggestion.key}"))
         return self._candidates.in_place_of(suggestion, rng)
 
-    def _ask(self, place: Callable[[Suggestion], Suggestion | None] | None) -> Trial | None:
-        asked = ask_trial(self._study, self._space, self._baseline, place)
-        return None if asked is None else self._started(*asked)
-
-    def _started(self, stored: optuna.Trial, suggestion: Suggestion, is_baseline: bool) -> Trial:
+    def _start(self, stored: optuna.Trial, suggestion: Suggestion, is_baseline: bool) -> Start:
         if suggestion.values:
-            self._scheduler.started(stored.number, suggestion)
-        return self._hand_out(stored, suggestion, is_baseline=is_baseline)
+            self._sampler.started(stored.number, suggestion)
+        return Start(self._add(stored, suggestion, is_baseline=is_baseline))
 
-    def _hand_out(
-        self, stored: optuna.Trial, suggestion: Suggestion, *, is_baseline: bool
-    ) -> Trial:
+    def _add(self, stored: optuna.Trial, suggestion: Suggestion, *, is_baseline: bool) -> Trial:
         self._mark_tried(suggestion)
-        self._running[stored.number] = Trial(
+        self._unfinished[stored.number] = Trial(
             number=stored.number,
             suggestion=suggestion,
             seed=derived_seed(self._seed, f"trial {stored.number}"),
@@ -318,45 +325,49 @@ class SearchPolicy:
             retry_of=retried_number(stored),
             stored=stored,
         )
-        return self._running[stored.number]
+        return self._unfinished[stored.number]
 
     def _take_up(
         self, stored: optuna.Trial, suggestion: Suggestion, evaluations: tuple[Evaluation, ...]
     ) -> tuple[Trial, tuple[Evaluation, ...]]:
-        """Restore a trial that an earlier process paused, as if this policy had paused it."""
-        self._scheduler.paused(stored.number, suggestion, evaluations)
+        """Restore a trial that an earlier process paused, as if this scheduler had paused it."""
+        self._sampler.paused(stored.number, suggestion, evaluations)
+        self._paused.add(stored.number)
         if evaluations:
             self._last[stored.number] = evaluations[-1]
-        return self._hand_out(stored, suggestion, is_baseline=is_of_baseline(stored)), evaluations
+        return self._add(stored, suggestion, is_baseline=is_of_baseline(stored)), evaluations
 
-    def reject(self, number: int, reason: str) -> None:
-        """Withdraw a trial whose point no training can run: the sampler learns that it is
-        infeasible, and it costs no budget.
-        """
-        suggestion = self._running[number].suggestion
-        reject_trial(self._study, self._withdraw(number), reason)
-        self._mark_tried(suggestion)  # which the withdrawal took back
-        if suggestion.values:
-            self._scheduler.rejected(suggestion)
+    def _mark_tried(self, suggestion: Suggestion) -> None:
+        # without any, it is a baseline that the space does not contain
+        if self._candidates is not None and suggestion.values:
+            self._candidates.tried(suggestion)
 
     def observe(self, number: int, evaluation: Evaluation, *, may_pause: bool = True) -> Decision:
-        """Decide whether a running trial goes on after an evaluation.
+        """Decide whether a running trial continues after an evaluation.
 
-        One that is paused is suggested again when it is resumed.
+        One that is paused is suggested again when it is to be resumed.
         """
         if not self._is_measured(evaluation):
             return Decision.STOP
         self._last[number] = evaluation
         decision = self._stopping.observe(number, evaluation)
-        trial = self._running[number]
+        trial = self._unfinished[number]
         # all trials are compared with its result, and confirmation is planned by it
         if trial.is_baseline:
             return Decision.CONTINUE
         if decision is Decision.CONTINUE and trial.suggestion.values:
-            decision = self._scheduler.observe(
+            decision = self._sampler.observe(
                 number, evaluation, new=self.num_trials_left != 0, may_pause=may_pause
             )
+        if decision is Decision.PAUSE:
+            self._paused.add(number)
         return decision
+
+    def pause(self, number: int, evaluations: Sequence[Evaluation]) -> None:
+        """Store a paused trial's evaluations in the study, so that another process can resume
+        it.
+        """
+        store_evaluations(self._stored(number), evaluations)
 
     def finish(self, result: TrialResult) -> float | None:
         """Record how a trial ended, and return its score; None unless it REACHED the target."""
@@ -364,11 +375,11 @@ class SearchPolicy:
             self.interrupt(result.trial)
             return None
         tell_result(self._study, self._stored(result.trial), result, self._objective, self._target)
-        del self._running[result.trial]
+        self._pop(result.trial)
         self.results[result.trial] = result
         score = self._learn(result)
         trainings = self._expected_trainings
-        if trainings is not None and len(self.results) >= NUM_AHEAD and not self.is_not_worth_more:
+        if trainings is not None and len(self.results) >= NUM_AHEAD and not self._is_not_worth_more:
             expected = self.outlook
             if expected is not None and expected.num_trainings > trainings:
                 end_for_trainings(self._study, trainings)
@@ -384,6 +395,16 @@ class SearchPolicy:
         if missing is not None:
             self.error = ConfigError(f"objective: {missing}")
         return missing is None
+
+    def reject(self, number: int, reason: str) -> None:
+        """Withdraw a trial whose point no training can run: the sampler learns that it is
+        infeasible, and it costs no budget.
+        """
+        suggestion = self._unfinished[number].suggestion
+        reject_trial(self._study, self._withdraw(number), reason)
+        self._mark_tried(suggestion)  # which the withdrawal took back
+        if suggestion.values:
+            self._sampler.rejected(suggestion)
 
     def interrupt(self, number: int) -> None:
         """Give up a trial whose end says nothing about its configuration.
@@ -411,11 +432,20 @@ class SearchPolicy:
         return True
 
     def _withdraw(self, number: int) -> optuna.Trial:
-        """Take a running trial away, without a result to learn from."""
-        stored, suggestion = self._stored(number), self._running.pop(number).suggestion
+        """Take an unfinished trial away, without a result to learn from."""
+        stored, suggestion = self._stored(number), self._pop(number).suggestion
         if self._candidates is not None:
             self._candidates.forget(suggestion)
-        self._scheduler.forget(number)
+        self._sampler.forget(number)
+        return stored
+
+    def _pop(self, number: int) -> Trial:
+        self._paused.discard(number)
+        return self._unfinished.pop(number)
+
+    def _stored(self, number: int) -> optuna.Trial:
+        stored = self._unfinished[number].stored
+        assert stored is not None, "this scheduler made the trial"
         return stored
 
     def _learn(self, result: TrialResult) -> float | None:
@@ -424,7 +454,7 @@ class SearchPolicy:
         self._mark_tried(Suggestion(result.values))
         if result.last is not None:
             self._last[result.trial] = result.last
-        self._scheduler.finish(result, score)
+        self._sampler.finish(result, score)
         self._errors = [*self._errors, result] if result.outcome is Outcome.ERRORED else []
         if len(self._errors) >= self._max_errors:
             first = self._errors[0]
