@@ -18,7 +18,7 @@ it and exit with 2.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from autotune.hiding import without_secrets
 
@@ -111,6 +111,18 @@ def check_counts(where: str, least: int = 1, **counts: int | None) -> None:
             raise ConfigError(
                 f"{where}.{key}: found {value}, accepted is a whole number from {least}"
             )
+
+
+def check_choice(where: str, value: object, choices: Iterable[object]) -> None:
+    """Check the value of a component's key that is one of a few.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    choices = list(choices)
+    if value not in choices:
+        options = ", ".join("null" if choice is None else str(choice) for choice in choices)
+        raise ConfigError(f"{where}: found {value!r}, use one of {options}")
 
 
 def last_exception(lines: Sequence[str]) -> int | None:

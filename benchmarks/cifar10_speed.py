@@ -33,7 +33,7 @@ from autotune.training.data import load_data
 from autotune.training.device import pick_device, seed_everything
 from autotune.training.loop import train
 from autotune.training.schedules import one_cycle
-from autotune.workloads.resnet9 import ResNet9
+from autotune.workloads.cnn import ResNet9
 from benchmarks.measuring import circumstances, write_result
 from benchmarks.textbook import TextbookTraining
 

@@ -25,7 +25,7 @@ from autotune.config.compose import Composer
 from autotune.config.schema import TrialConfig
 from autotune.measurement import Evaluation
 from autotune.training.loop import train
-from autotune.workloads.digits import digits
+from autotune.workloads.images import digits
 from benchmarks.measuring import circumstances, median_of_ratios, write_result
 from benchmarks.plain_training import Settings, train_plain
 

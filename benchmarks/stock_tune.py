@@ -18,7 +18,7 @@ from ray import tune
 from ray.air.integrations.mlflow import MLflowLoggerCallback
 from ray.tune.search.optuna import OptunaSearch
 
-from autotune.workloads.digits import digits
+from autotune.workloads.images import digits
 from benchmarks.plain_training import Settings, train_plain
 
 

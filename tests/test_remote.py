@@ -29,7 +29,7 @@ from autotune.remote import (
     upload,
     user_path,
 )
-from autotune.workloads.memory_mapped import memory_mapped
+from autotune.workloads.splits import memory_mapped
 from autotune.workloads.text import text
 from tests.support.served import Server
 

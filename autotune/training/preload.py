@@ -4,7 +4,7 @@ runs nothing of a training.
 A training imports torch's compiler with its first optimizer, and the modules of its model and data
 set when these are made. A process that is forked after these imports need not repeat them. A fork
 breaks threads, which do not exist in the forked process, and a CUDA context. So nothing is imported
-here that starts a thread (pyarrow does, for CSV tables), and OpenBLAS, which starts its threads
+here that starts a thread (pandas does, for CSV tables), and OpenBLAS, which starts its threads
 when it is loaded, is loaded with one thread (``one_blas_thread``); a forked process then sets the
 usual number (``usual_blas_threads``).
 """
@@ -32,8 +32,6 @@ _PACKAGES = (
 _MODULES = ("torch._dynamo", "numpy.ma", "safetensors.torch", "pydoc_data.topics")
 """Further modules that trainings import: torch's compiler with its optimizers, ``numpy.ma`` with
 tables, Python's topics with texts."""
-_WITH_THREADS = ("autotune.workloads.tables",)
-"""Modules that are not imported because they start threads."""
 _TASKS = Path("/proc/self/task")
 _GPU_FILES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd", "/dev/dri/renderD")
 """How the paths of device files begin that a process with a GPU's context holds: CUDA's, also in
@@ -88,8 +86,7 @@ def _import_all() -> None:
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
     ]
     for name in (*_MODULES, *names):
-        if name not in _WITH_THREADS:
-            importlib.import_module(name)
+        importlib.import_module(name)
 
 
 def _import_each(names: Sequence[str]) -> None:

@@ -27,8 +27,7 @@ from autotune.training import averaging, components, data, runtime, schedules, v
 from autotune.training.set_up import EVALUATION_BATCH
 from autotune.training.source_code import SourceCode
 from autotune.training.techniques.technique import NoTechnique
-from autotune.workloads.memory_mapped import memory_mapped
-from autotune.workloads.splits import scikit_learn_file
+from autotune.workloads.splits import memory_mapped, scikit_learn_file
 
 _TEMPLATE = Path(__file__).with_suffix(".py.jinja")
 _IMPORTS = ("argparse", "gc", "math", "sys", "time", "torch", "warnings")

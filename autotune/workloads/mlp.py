@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, check_choice
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
@@ -33,8 +33,7 @@ class MLP(nn.Module):
     returns logits ``[batch, num_classes]``. With empty ``widths`` the model is linear.
 
     Raises:
-        ConfigError: a size is not positive, ``dropout`` is out of range, or a norm or activation is
-            unknown.
+        ConfigError: a width is not positive, or a norm or activation is unknown.
     """
 
     def __init__(
@@ -48,7 +47,10 @@ class MLP(nn.Module):
         dropout: float,
     ) -> None:
         super().__init__()
-        _check(input_shape, num_classes, widths, norm, activation, dropout)
+        check_choice("model.norm", norm, NORMS)
+        check_choice("model.activation", activation, ACTIVATIONS)
+        if min(widths, default=1) < 1:
+            raise ConfigError(f"model.widths: found {list(widths)}, use numbers of units from 1")
         normalise = NORMS[norm]
         num_features = math.prod(input_shape)
         layers: list[nn.Module] = []
@@ -73,35 +75,25 @@ class MLP(nn.Module):
             ConfigError: a width is not a multiple of ``size``.
         """
         # a second to import, only for tensor parallelism
-        from torch.distributed.tensor import Replicate  # noqa: PLC0415
+        from torch.distributed.tensor import Replicate, parallel  # noqa: PLC0415
 
-        # only for tensor parallelism
-        from torch.distributed.tensor.parallel import (  # noqa: PLC0415
-            ColwiseParallel,
-            RowwiseParallel,
-        )
-
-        linear = [
-            (name, module) for name, module in self.named_modules() if isinstance(module, nn.Linear)
-        ]
-        for _, module in linear[:-1]:
-            if module.out_features % size:
+        linears = {
+            name: module for name, module in self.named_modules() if isinstance(module, nn.Linear)
+        }
+        *names, last = linears
+        for name in names:
+            if (units := linears[name].out_features) % size:
                 raise ConfigError(
-                    f"model.widths: found {module.out_features}, accepted with {size} workers that"
-                    " share layers are multiples of it"
+                    f"model.widths: found {units}, use multiples of {size}, the number of workers"
+                    " that share layers"
                 )
-        is_normalised = any(
-            isinstance(layer, nn.BatchNorm1d | nn.LayerNorm) for layer in self.hidden
-        )
-        plan: dict[str, ParallelStyle] = {}
-        for index, (name, _) in enumerate(linear[:-1]):
-            if is_normalised:
-                plan[name] = ColwiseParallel(output_layouts=Replicate())
-            else:
-                plan[name] = RowwiseParallel() if index % 2 else ColwiseParallel()
-        if not is_normalised and len(linear) % 2 == 0:
-            plan[linear[-1][0]] = RowwiseParallel()
-        return plan
+        if any(isinstance(layer, nn.BatchNorm1d | nn.LayerNorm) for layer in self.hidden):
+            return {name: parallel.ColwiseParallel(output_layouts=Replicate()) for name in names}
+        plan: dict[str, ParallelStyle] = {
+            name: parallel.RowwiseParallel() if index % 2 else parallel.ColwiseParallel()
+            for index, name in enumerate(names)
+        }
+        return plan | ({last: parallel.RowwiseParallel()} if len(names) % 2 else {})
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits ``[batch, num_classes]`` of inputs ``[batch, *input_shape]``.
@@ -111,33 +103,7 @@ class MLP(nn.Module):
         """
         if not inputs.is_floating_point():
             raise ConfigError(
-                f"model: found inputs of {inputs.dtype}, accepted are floating-point numbers"
+                f"model: found inputs of {inputs.dtype}; MLP needs numbers, not tokens"
             )
         logits: Tensor = self.classifier(self.hidden(inputs.flatten(1)))
         return logits
-
-
-def _check(
-    input_shape: Sequence[int],
-    num_classes: int,
-    widths: Sequence[int],
-    norm: str,
-    activation: str,
-    dropout: float,
-) -> None:
-    if not input_shape or min(input_shape) < 1:
-        raise ConfigError(
-            f"model: input_shape is {list(input_shape)}, accepted are one or more sizes from 1"
-        )
-    if num_classes < 1:
-        raise ConfigError(f"model: num_classes is {num_classes}, accepted are numbers from 1")
-    if any(width < 1 for width in widths):
-        raise ConfigError(
-            f"model.widths: found {list(widths)}, accepted is one number of units from 1 for each"
-            " hidden layer"
-        )
-    for key, value, accepted in (("norm", norm, NORMS), ("activation", activation, ACTIVATIONS)):
-        if value not in accepted:
-            raise ConfigError(f"model.{key}: found {value!r}, accepted are {', '.join(accepted)}")
-    if not 0 <= dropout < 1:
-        raise ConfigError(f"model.dropout: found {dropout}, accepted is from 0 to below 1")

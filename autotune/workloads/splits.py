@@ -1,4 +1,4 @@
-"""The format, the splitting and the scaling that all data sets here share.
+"""What data sets share: splitting, scaling and reading of files; and data sets in NumPy files.
 
 A data callable returns a plain dict of ``train``, ``validation`` and ``test``, each a pair
 ``(inputs, targets)`` of CPU tensors. The search sees ``validation``; ``test`` is scored once, for
@@ -7,23 +7,22 @@ trial's seed, so all trials and all repeats of a study are measured on the same 
 """
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from autotune.errors import DataError
+from autotune.errors import AutotuneError, DataError
+from autotune.remote import fetched, is_file
 
 Splits = dict[str, tuple[Tensor, Tensor]]
 
-SPLIT_SEED = 20
 
-
-def stratified_split(
-    targets: Tensor, num_held_out: int, *, seed: int = SPLIT_SEED
-) -> tuple[Tensor, Tensor]:
+def stratified_split(targets: Tensor, num_held_out: int) -> tuple[Tensor, Tensor]:
     """Split sample indices into those that stay and ``num_held_out`` that have each class's share
     to within one sample.
 
@@ -33,23 +32,38 @@ def stratified_split(
     Source: systematic sampling (Cochran, Sampling Techniques, 3rd ed., ch. 8): samples in random
     order, sorted by class, and then taken at equal distances. Unlike a library's split it is exact
     for any size, and no library version changes it.
-
-    Raises:
-        ValueError: ``num_held_out`` is not below the number of samples, or negative.
     """
     num_samples = len(targets)
-    if not 0 <= num_held_out < num_samples:
-        raise ValueError(f"cannot hold out {num_held_out} of {num_samples} samples")
     # RandomState, because NumPy never changes its stream of numbers, while a Generator's may
     # change.
-    shuffled = np.random.RandomState(seed).permutation(num_samples)
+    shuffled = np.random.RandomState(20).permutation(num_samples)
     by_class = shuffled[np.argsort(targets.numpy()[shuffled], kind="stable")]
     taken = (2 * np.arange(num_held_out) + 1) * num_samples // (2 * max(num_held_out, 1))
-    is_held_out = np.zeros(num_samples, dtype=bool)
-    is_held_out[by_class[taken]] = True
-    return torch.from_numpy(np.flatnonzero(~is_held_out)), torch.from_numpy(
-        np.flatnonzero(is_held_out)
+    held_out = np.sort(by_class[taken])
+    return (
+        torch.from_numpy(np.setdiff1d(np.arange(num_samples), held_out)),
+        torch.from_numpy(held_out),
     )
+
+
+def three_splits(targets: Tensor, num_validation: int, num_test: int) -> dict[str, Tensor]:
+    """Sample indices of ``train``, ``validation`` and ``test``, each with each class's share."""
+    rest, test = stratified_split(targets, num_test)
+    train, validation = stratified_split(targets[rest], num_validation)
+    return {"train": rest[train], "validation": rest[validation], "test": test}
+
+
+def part_of(rows: Tensor, targets: Tensor, count: int | None, key: str) -> Tensor:
+    """``count`` of the sample indices, with each class's share; all for None.
+
+    Raises:
+        DataError: there are not as many; names the key.
+    """
+    if count is None:
+        return rows
+    if not 1 <= count <= len(rows):
+        raise DataError(f"{key}: found {count}, use 1 to {len(rows)}")
+    return rows[stratified_split(targets[rows], count)[1]]
 
 
 class Standardise:
@@ -86,6 +100,65 @@ class Standardise:
         return inputs.to(torch.float32, copy=True).mul_(factor).add_(offset)
 
 
+def memory_mapped(
+    *, root: str, scale: float, mean: Sequence[float] | None, std: Sequence[float] | None
+) -> dict[str, Any]:
+    """Splits ``train``, ``validation`` and, if its files exist, ``test`` from
+    ``<split>_inputs.npy`` and ``<split>_targets.npy``, which may be larger than the memory: only
+    the requested batches are read.
+
+    Inputs are ``[samples, ...]`` of any type, such as bytes, and are read as they are; on the
+    device they become float32, are divided by ``scale``, and each channel (dimension 1) is
+    standardised by its ``mean`` and ``std``. Inputs of integer types other than bytes, such as
+    tokens, are not transformed. Targets are ``[samples]`` or ``[samples, ...]``.
+
+    Raises:
+        DataError: a file is missing or no array, only one of ``mean`` and ``std`` is given, or they
+            do not fit the inputs.
+    """
+    has_test = is_file(f"{root}/test_inputs.npy", "data.root")
+    splits: dict[str, Any] = {
+        split: tuple(_mapped(f"{root}/{split}_{part}.npy") for part in ("inputs", "targets"))
+        for split in ("train", "validation", *(["test"] if has_test else []))
+    }
+    inputs = splits["train"][0]
+    if inputs.dtype == np.uint8 or inputs.dtype.kind == "f":
+        num_channels = inputs.shape[1] if inputs.ndim > 1 else 1
+        means, stds = mean or [0] * num_channels, std or [1] * num_channels
+        if (mean is None) != (std is None) or not len(means) == len(stds) == num_channels:
+            raise DataError(
+                f"data: give mean and std of each of the {num_channels} channels, or neither"
+            )
+        if min(scale, *stds) <= 0:
+            raise DataError(f"data: scale and std must be above 0, found {scale} and {std}")
+        splits["transform"] = Standardise(
+            means, stds, scale=scale, num_dimensions=max(2, inputs.ndim)
+        )
+    return splits
+
+
+def _mapped(location: str) -> "np.ndarray[Any, Any]":
+    path = fetched(location, "data.root")
+    with reading(path):
+        mapped: np.ndarray[Any, Any] = np.load(path, mmap_mode="r")
+    return mapped
+
+
+@contextmanager
+def reading(path: Path | str) -> Iterator[None]:
+    """Context of reading a file: what goes wrong is one line that names the file.
+
+    Raises:
+        DataError: anything went wrong.
+    """
+    try:
+        yield
+    except AutotuneError:
+        raise
+    except Exception as error:
+        raise DataError(f"data: {path} cannot be read: {' '.join(str(error).split())}") from error
+
+
 def scikit_learn_file(name: str) -> Path:
     """Path of a data file that comes with scikit-learn.
 
@@ -93,12 +166,9 @@ def scikit_learn_file(name: str) -> Path:
     whole training on such a file.
 
     Raises:
-        DataError: scikit-learn is not installed, or keeps the file elsewhere.
+        DataError: scikit-learn is not installed.
     """
     package = importlib.util.find_spec("sklearn")
-    folder = Path((package and package.origin) or "scikit-learn").parent / "datasets" / "data"
-    if not (folder / name).is_file():
-        raise DataError(
-            f"data: there is no {folder / name}, which scikit-learn has; install scikit-learn"
-        )
-    return folder / name
+    if package is None or package.origin is None:
+        raise DataError(f"data: {name} comes with scikit-learn; install scikit-learn")
+    return Path(package.origin).parent / "datasets" / "data" / name

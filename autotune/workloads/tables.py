@@ -4,18 +4,16 @@ scikit-learn's breast-cancer set.
 Scales and categories of a column are computed from the training split alone.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv as arrow_csv
 import torch
 
 from autotune.errors import ConfigError, DataError
 from autotune.remote import fetched
-from autotune.workloads.splits import Splits, scikit_learn_file, stratified_split
+from autotune.workloads.splits import Splits, reading, scikit_learn_file, three_splits
 
 Column = np.ndarray[tuple[int, ...], np.dtype[Any]]
 """Values ``[rows]``: numbers as float64 with NaN for a missing number, or texts as objects."""
@@ -34,7 +32,8 @@ def csv_table(
     """A CSV file's rows as train, validation and test splits, encoded by ``encoded``.
 
     Inputs are float32 ``[samples, features]``, in the order of the columns; true and false are
-    numbers, and a missing text is a text like any other. Targets are int64 ``[samples]``: the index
+    numbers. A value is missing where the file has nothing, ``?``, or what pandas takes for missing;
+    a missing text is a text like any other. Targets are int64 ``[samples]``: the index
     of the row's class among all classes, sorted by letter or number.
 
     Args:
@@ -54,28 +53,23 @@ def csv_table(
     if path is None or target_column is None:
         raise ConfigError("data: data=csv needs data.path=FILE and data.target_column=NAME")
     table = _read(path, delimiter)
-    for key, name in (
-        ("target_column", target_column),
-        *(("ignored_columns", name) for name in ignored_columns),
-    ):
-        if name not in table.column_names:
-            close = get_close_matches(name, table.column_names, n=1)
-            guess = f" (did you mean {close[0]}?)" if close else ""
+    for name in (target_column, *ignored_columns):
+        if name not in table:
             raise DataError(
-                f"data.{key}: {path} has no column {name}{guess}; it has"
-                f" {', '.join(table.column_names[:20])}"
+                f"data: {path} has no column {name}; it has {', '.join(table.columns[:20])}"
             )
-    left_out = {target_column, *ignored_columns}
     columns = {
-        name: _values(table[name], name) for name in table.column_names if name not in left_out
+        name: _values(table[name])
+        for name in table.columns
+        if name not in (target_column, *ignored_columns)
     }
     if not columns:
         raise DataError(f"data.path: {path} has no column besides the target")
-    target = _values(table[target_column], target_column)
-    is_missing = np.equal(target, "") if target.dtype == object else np.isnan(target)
+    target = _values(table[target_column])
+    num_missing = int((target == "").sum() if target.dtype == object else np.isnan(target).sum())
     classes, targets = np.unique(target, return_inverse=True)
-    if is_missing.any():
-        problem = f"it is missing in {int(is_missing.sum())} of {len(target)} rows"
+    if num_missing:
+        problem = f"it is missing in {num_missing} of {len(target)} rows"
     elif target.dtype != object and (classes != classes.round()).any():
         problem = "it holds fractions, and classes are texts, whole numbers, true and false"
     elif not 2 <= len(classes) <= max_categories:
@@ -85,9 +79,7 @@ def csv_table(
         )
     else:
         fractions = validation_fraction, test_fraction
-        return table_splits(
-            columns, targets.astype(np.int64), *fractions, max_categories=max_categories
-        )
+        return table_splits(columns, targets, *fractions, max_categories=max_categories)
     raise DataError(f"data.target_column: {target_column}: {problem}")
 
 
@@ -103,9 +95,7 @@ def breast_cancer(validation_fraction: float, test_fraction: float) -> Splits:
     path = scikit_learn_file("breast_cancer.csv")
     table = np.loadtxt(path, delimiter=",", skiprows=1, dtype=np.float64)
     columns = {f"measurement {number}": values for number, values in enumerate(table[:, :-1].T)}
-    return table_splits(
-        columns, table[:, -1].astype(np.int64), validation_fraction, test_fraction, max_categories=0
-    )
+    return table_splits(columns, table[:, -1], validation_fraction, test_fraction, max_categories=0)
 
 
 def table_splits(
@@ -134,7 +124,7 @@ def table_splits(
         raise ConfigError(
             "data: validation_fraction and test_fraction must be above 0, and their sum below 1"
         )
-    classes = torch.from_numpy(targets)
+    classes = torch.from_numpy(targets.astype(np.int64))
     num_validation, num_test = (
         max(1, round(len(targets) * share)) for share in (validation_fraction, test_fraction)
     )
@@ -142,10 +132,8 @@ def table_splits(
         raise DataError(
             f"data: {len(targets)} rows are too few to hold out {num_validation} and {num_test}"
         )
-    rest, test = stratified_split(classes, num_test)
-    in_train, in_validation = stratified_split(classes[rest], num_validation)
-    rows = {"train": rest[in_train], "validation": rest[in_validation], "test": test}
-    if len(absent := np.setdiff1d(targets, targets[rows["train"]])):
+    rows = three_splits(classes, num_validation, num_test)
+    if len(absent := np.setdiff1d(classes, classes[rows["train"]])):
         raise DataError(
             f"data: no row of class number {absent[0]} is left to train on; it needs more rows"
         )
@@ -184,50 +172,36 @@ def encoded(values: Column, train: np.ndarray, max_categories: int, name: str) -
     if len(seen) and seen.min() < seen.max():
         with np.errstate(all="ignore"):  # what overflows is refused below
             filled = np.where(is_missing, seen.mean(), values)
-            deviation = filled[train].std()
-            scaled = (filled - seen.mean()) / deviation
-            if not np.isfinite([deviation, *scaled.astype(np.float32)]).all():
-                raise DataError(
-                    f"{where} holds numbers too large for float32; data.ignored_columns=[{name}]"
-                    " leaves it out"
-                )
+            scaled = (filled - seen.mean()) / filled[train].std()
+    if not np.isfinite(scaled.astype(np.float32)).all():
+        raise DataError(
+            f"{where} holds numbers too large; data.ignored_columns=[{name}] leaves it out"
+        )
     columns = [scaled, is_missing] if is_missing.any() else [scaled]
     return np.stack(columns, axis=1).astype(np.float32)
 
 
 def _read(path: str, delimiter: str) -> Any:
-    """Read a file as a ``pyarrow.Table`` whose column types are inferred from all rows."""
-    try:
-        with pa.input_stream(str(fetched(path, "data.path")), compression="detect") as stream:
-            content = stream.read()
-        table = arrow_csv.read_csv(
-            pa.BufferReader(content),
-            arrow_csv.ReadOptions(use_threads=False, block_size=len(content) + 1),
-            arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            arrow_csv.ConvertOptions(
-                null_values=[*arrow_csv.ConvertOptions().null_values, "?"],
-                strings_can_be_null=False,
-            ),
+    """Read a file as a data frame whose column types are inferred from all rows."""
+    import pandas as pd  # noqa: PLC0415  # only for CSV; it starts threads, and a fork breaks them
+
+    file = fetched(path, "data.path")
+    with reading(file), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        table = pd.read_csv(
+            file,
+            sep=delimiter,
+            na_values=["?"],
+            low_memory=False,
+            index_col=False,
+            encoding="utf-8-sig",
         )
-        names = table.column_names
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise DataError(
-            f"data.path: {path} cannot be read as CSV: {' '.join(str(error).split())[:300]}"
-        ) from error
-    if len(set(names)) < len(names) or not table.num_rows:
-        raise DataError(
-            f"data.path: {path} needs rows after its first line, which names columns, each once"
-        )
+    if table.empty:
+        raise DataError(f"data.path: {path} needs rows after its first line, which names columns")
     return table
 
 
-def _values(column: Any, name: str) -> Column:
-    if pa.types.is_string(column.type):
-        return np.asarray(column.to_numpy(), dtype=object)
-    try:
-        return np.array(column.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
-    except pa.ArrowException as error:
-        raise DataError(
-            f"data: column {name} holds {column.type}, not numbers, true and false, or text;"
-            f" data.ignored_columns=[{name}] leaves it out"
-        ) from error
+def _values(column: Any) -> Column:
+    if column.dtype.kind in "biuf":
+        return np.array(column, dtype=np.float64)
+    return np.array(column.fillna("").astype(str), dtype=object)

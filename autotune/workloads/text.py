@@ -12,12 +12,14 @@ checksum in a fingerprint shows which text it was. A file given by ``data.root``
 everywhere.
 """
 
+import sys
+
 import numpy as np
 import torch
 
 from autotune.errors import ConfigError, DataError
 from autotune.remote import fetched, files_in, is_remote, user_path
-from autotune.workloads.splits import Splits
+from autotune.workloads.splits import Splits, reading
 
 UNKNOWN = 0
 """The index of every character that is not in the vocabulary."""
@@ -25,9 +27,9 @@ UNKNOWN = 0
 MAX_UNKNOWN_FRACTION = 0.01
 """Maximum fraction of a held-out part's characters that may be unknown."""
 
-ACCEPTED = "a UTF-8 text file, or a folder of .txt files"
 
-Indices = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+Codes = np.ndarray[tuple[int, ...], np.dtype[np.int_]]
+"""Code points, or indices, of characters."""
 
 
 def text(
@@ -74,40 +76,36 @@ def text(
     content = (_python_documentation() if root is None else _read(root, max_characters))[
         :max_characters
     ]
-    codes = np.frombuffer(content.encode("utf-32-le", "surrogatepass"), dtype="<u4").astype(
-        np.int64
-    )
+    codes = np.frombuffer(content.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     num_validation, num_test = (
         int(len(codes) * fraction) for fraction in (validation_fraction, test_fraction)
     )
-    end = len(codes) - num_test
-    bounds = {
-        "train": (0, end - num_validation),
-        "validation": (end - num_validation, end),
-        "test": (end, len(codes)),
-    }
+    num_train = len(codes) - num_validation - num_test
     where = "data" if root is None else f"data.root: {root}"
-    parts = {
-        name: _whole_windows(codes[first:last], length, f"{where}: {name}")
-        for name, (first, last) in bounds.items()
-    }
-    vocabulary = _vocabulary(parts["train"], min_count)
+    parts = np.split(codes, [num_train, num_train + num_validation])
+    vocabulary = _vocabulary(_whole_windows(parts[0], length, where), min_count)
     splits: Splits = {}
-    for name, part in parts.items():
-        indices = _indices(part, vocabulary)
-        unknown_fraction = float((indices == UNKNOWN).mean())
+    for name, part in zip(("train", "validation", "test"), parts, strict=True):
+        indices = torch.from_numpy(vocabulary[_whole_windows(part, length, f"{where}: {name}")])
+        unknown_fraction = float((indices == UNKNOWN).float().mean())
         if name != "train" and unknown_fraction > MAX_UNKNOWN_FRACTION:
-            found = (
-                f"{unknown_fraction:.1%} of its characters are not among the {len(vocabulary)} of"
-                " the training part"
+            raise DataError(
+                f"{where}: {name}: {unknown_fraction:.1%} of its characters are not among the"
+                f" {vocabulary.max()} of the training part, more than {MAX_UNKNOWN_FRACTION:.0%}"
             )
-            raise DataError(f"{where}: {name}: {found}, more than {MAX_UNKNOWN_FRACTION:.0%}")
-        pair = (
-            torch.from_numpy(indices[start : len(indices) - 1 + start].reshape(-1, length).copy())
-            for start in (0, 1)
-        )
-        splits[name] = (next(pair), next(pair))
+        inputs, targets = (part.reshape(-1, length).clone() for part in (indices[:-1], indices[1:]))
+        splits[name] = inputs, targets
     return splits
+
+
+def _whole_windows(codes: Codes, length: int, where: str) -> Codes:
+    """The characters that fill whole windows, and the one that follows the last window."""
+    num_windows = (len(codes) - 1) // length
+    if num_windows < 1:
+        raise DataError(
+            f"{where}: has {len(codes)} characters, and data.length needs {length + 1} or more"
+        )
+    return codes[: num_windows * length + 1]
 
 
 def _python_documentation() -> str:
@@ -120,9 +118,7 @@ def _python_documentation() -> str:
         # half a megabyte, and some distributions of Python leave it out
         from pydoc_data.topics import topics  # noqa: PLC0415
     except ImportError as error:
-        raise DataError(
-            f"data.root: this Python has no pydoc_data.topics; set data.root to {ACCEPTED}"
-        ) from error
+        raise DataError("data.root: this Python has no pydoc_data.topics; set data.root") from error
     paragraphs: dict[str, str] = {}
     for paragraph in "\n\n".join(topics[name].strip("\n") for name in sorted(topics)).split("\n\n"):
         paragraphs.setdefault(" ".join(paragraph.split()), paragraph)
@@ -131,64 +127,39 @@ def _python_documentation() -> str:
 
 def _read(root: str, max_characters: int | None) -> str:
     """Read a text's first ``max_characters``, with newlines as line ends and between a folder's
-    files.
+    files; a folder at a URL ends with a slash.
     """
-    pieces: list[str] = []
-    left = max_characters
-    for location in _locations(root):
+    path = user_path(root)
+    if is_remote(root) and root.endswith("/"):
+        locations = [name for name in files_in(root, "data.root") if name.endswith(".txt")]
+    else:
+        is_folder = not is_remote(root) and path.is_dir()
+        locations = [str(file) for file in sorted(path.glob("*.txt"))] if is_folder else [root]
+    content = ""
+    for location in locations:
         file = fetched(location, "data.root")
-        try:
-            with file.open(encoding="utf-8-sig") as lines:
-                pieces.append(lines.read(left))
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"data.root: {file} cannot be read as {ACCEPTED}: {error}") from error
-        left = None if left is None else max(0, left - len(pieces[-1]) - 1)
-        if left == 0:
+        with reading(file), file.open(encoding="utf-8-sig") as lines:
+            content += ("\n" if content else "") + lines.read(max_characters)
+        if max_characters is not None and len(content) >= max_characters:
             break
-    content = "\n".join(pieces)
     if not content.strip():
-        raise DataError(f"data.root: {root} is empty; it must be {ACCEPTED}")
+        raise DataError(
+            f"data.root: {root} is empty; use a UTF-8 text file, or a folder of .txt files"
+        )
     return content
 
 
-def _locations(root: str) -> list[str]:
-    """Paths or URLs of a text's files, sorted by name; a folder at a URL ends with a slash."""
-    if is_remote(root):
-        return (
-            [name for name in files_in(root, "data.root") if name.endswith(".txt")]
-            if root.endswith("/")
-            else [root]
-        )
-    path = user_path(root)
-    return (
-        [str(file) for file in sorted(path.glob("*.txt")) if file.is_file()]
-        if path.is_dir()
-        else [str(path)]
-    )
+def _vocabulary(codes: Codes, min_count: int) -> Codes:
+    """The index of every code point.
 
-
-def _whole_windows(codes: Indices, length: int, where: str) -> Indices:
-    """The characters that fill whole windows, and the one that follows the last window."""
-    num_windows = (len(codes) - 1) // length
-    if num_windows < 1:
-        raise DataError(
-            f"{where}: has {len(codes)} characters, and data.length needs {length + 1} or more"
-        )
-    return codes[: num_windows * length + 1]
-
-
-def _vocabulary(codes: Indices, min_count: int) -> Indices:
-    """The code points found at least ``min_count`` times, from rarest to most frequent."""
+    Those found at least ``min_count`` times count from 1, from the rarest to the most frequent, and
+    all others are ``UNKNOWN``.
+    """
     characters, first, counts = np.unique(codes, return_index=True, return_counts=True)
     order = np.lexsort((first, counts))
-    kept = order[counts[order] >= min_count]
+    kept = characters[order[counts[order] >= min_count]]
     if not len(kept):
         raise ConfigError(f"data.min_count: no character is found more than {counts.max()} times")
-    return characters[kept]
-
-
-def _indices(codes: Indices, vocabulary: Indices) -> Indices:
-    """Each character's index in the vocabulary, from 1, or ``UNKNOWN``."""
-    order = np.argsort(vocabulary)
-    ranks = np.searchsorted(vocabulary, codes, sorter=order).clip(max=len(vocabulary) - 1)
-    return np.where(vocabulary[order[ranks]] == codes, order[ranks] + 1, UNKNOWN)
+    indices = np.full(sys.maxunicode + 1, UNKNOWN, dtype=np.int64)
+    indices[kept] = np.arange(1, len(kept) + 1)
+    return indices

@@ -7,13 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, check_choice, check_counts
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
-
-_MLP_FACTOR = 4
-_ROTARY_BASE = 10_000.0
 
 
 class Transformer(nn.Module):
@@ -34,8 +31,7 @@ class Transformer(nn.Module):
     of their fan-in, embeddings of 1 (theirs have 0.02), and linear layers have no bias.
 
     Raises:
-        ConfigError: a size is not positive, ``dropout`` or ``positions`` is not accepted, or sizes
-            do not fit together.
+        ConfigError: a size is not positive, ``positions`` is unknown, or sizes do not fit together.
     """
 
     def __init__(
@@ -51,38 +47,44 @@ class Transformer(nn.Module):
         tied_head: bool,
     ) -> None:
         super().__init__()
-        _check(input_shape, num_classes, width, num_layers, num_heads, positions, dropout)
+        if len(input_shape) != 1:
+            raise ConfigError(
+                f"model: input_shape is {list(input_shape)}; Transformer needs tokens [length]"
+            )
+        check_counts("model", width=width, num_layers=num_layers, num_heads=num_heads)
+        check_choice("model.positions", positions, ("learned", "rotary"))
+        heads = num_heads * (2 if positions == "rotary" else 1)
+        if width % heads:
+            raise ConfigError(
+                f"model.width: found {width}, use a multiple of {heads}: {positions} positions with"
+                f" model.num_heads={num_heads}"
+            )
         length, self.num_heads = input_shape[0], num_heads
-        self.tokens = nn.Embedding(num_classes, width)
-        self.positions = nn.Embedding(length, width) if positions == "learned" else None
-        self.dropout = nn.Dropout(dropout)
+        self.embedding = _Embedding(num_classes, width, length, positions, dropout)
         rotary_length = length if positions == "rotary" else None
         self.layers = nn.ModuleList(
             _Block(width, num_heads, dropout, rotary_length) for _ in range(num_layers)
         )
-        self.norm = nn.LayerNorm(width, bias=False)
-        self.head = nn.Linear(width, num_classes, bias=False)
+        self.head = _Head(width, num_classes, scale=width**-0.5 if tied_head else 1.0)
         self._initialise()
-        # An embedding's weights have a standard deviation of 1, the head's of one over the root of
-        # the width.
-        self.head_input_scale = width**-0.5 if tied_head else 1.0
         if tied_head:
-            self.head.weight = self.tokens.weight
+            self.head.linear.weight = self.embedding.tokens.weight
 
     def _initialise(self) -> None:
-        """Draw the linear layers' initial weights.
+        """Draw the linear layers' initial weights, smaller ones for those that write to the
+        residual stream.
 
         Torch's own initialisation of embeddings is kept.
         """
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=module.in_features**-0.5)
-        for block in self.layers:
-            assert isinstance(block, _Block)
-            for residual_layer in (block.attention.merge, block.contract):
+        linears = [
+            (name, module) for name, module in self.named_modules() if isinstance(module, nn.Linear)
+        ]
+        for _, linear in linears:
+            nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
+        for name, linear in linears:
+            if name.endswith((".merge", ".contract")):
                 nn.init.normal_(
-                    residual_layer.weight,
-                    std=(residual_layer.in_features * 2 * len(self.layers)) ** -0.5,
+                    linear.weight, std=(linear.in_features * 2 * len(self.layers)) ** -0.5
                 )
 
     def blocks(self) -> Sequence[nn.Module]:
@@ -95,16 +97,12 @@ class Transformer(nn.Module):
         Raises:
             ConfigError: the head shares its weights with the token embedding.
         """
-        if self.head.weight is self.tokens.weight:
+        if self.head.linear.weight is self.embedding.tokens.weight:
             raise ConfigError(
-                "model.tied_head: found true, accepted with parallelism=pipeline is false: one"
-                " worker cannot hold both ends"
+                "model.tied_head: found true, use false with parallelism=pipeline, which puts both"
+                " ends on different workers"
             )
-        return [
-            _Embedding(self.tokens, self.positions, self.dropout),
-            *self.layers,
-            _Head(self.norm, self.head, self.head_input_scale),
-        ]
+        return [self.embedding, *self.layers, self.head]
 
     def tensor_plan(self, size: int) -> "Mapping[str, ParallelStyle]":
         """How ``size`` ranks share the weights: each block's heads and hidden units are divided
@@ -113,27 +111,20 @@ class Transformer(nn.Module):
         Raises:
             ConfigError: the number of heads is not a multiple of ``size``.
         """
-        # a second to import, only for this
-        from torch.distributed.tensor.parallel import (  # noqa: PLC0415
-            ColwiseParallel,
-            RowwiseParallel,
-        )
+        # a second to import, only for tensor parallelism
+        from torch.distributed.tensor import parallel  # noqa: PLC0415
 
         if self.num_heads % size:
             raise ConfigError(
-                f"model.num_heads: found {self.num_heads}, accepted with {size} workers that share"
-                " layers is a multiple"
+                f"model.num_heads: found {self.num_heads}, use a multiple of {size}, the number of"
+                " workers that share layers"
             )
         plan: dict[str, ParallelStyle] = {}
         for index in range(len(self.layers)):
-            plan |= {
-                f"layers.{index}.attention.project": ColwiseParallel(),
-                f"layers.{index}.attention.merge": RowwiseParallel(),
-            }
-            plan |= {
-                f"layers.{index}.expand": ColwiseParallel(),
-                f"layers.{index}.contract": RowwiseParallel(),
-            }
+            for name in ("attention.project", "expand"):
+                plan[f"layers.{index}.{name}"] = parallel.ColwiseParallel()
+            for name in ("attention.merge", "contract"):
+                plan[f"layers.{index}.{name}"] = parallel.RowwiseParallel()
         return plan
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -142,53 +133,49 @@ class Transformer(nn.Module):
         Raises:
             ConfigError: inputs are floating-point numbers.
         """
-        hidden = _embedded(self.tokens, self.positions, self.dropout, inputs)
+        hidden = self.embedding(inputs)
         for block in self.layers:
             hidden = block(hidden)
-        logits: Tensor = self.head(self.norm(hidden) * self.head_input_scale)
+        logits: Tensor = self.head(hidden)
         return logits
 
 
-def _embedded(
-    tokens: nn.Embedding, positions: nn.Embedding | None, dropout: nn.Dropout, inputs: Tensor
-) -> Tensor:
-    if inputs.is_floating_point():
-        raise ConfigError(
-            f"model: found inputs of {inputs.dtype}, accepted are tokens: whole numbers"
-        )
-    hidden = tokens(inputs)
-    if positions is not None:
-        hidden = hidden + positions.weight[: inputs.shape[1]]
-    dropped: Tensor = dropout(hidden)
-    return dropped
-
-
 class _Embedding(nn.Module):
-    """Embeds tokens ``[batch, length]`` into ``[batch, length, width]``: the first layer of a
-    pipeline.
-    """
+    """Embeds tokens ``[batch, length]`` into ``[batch, length, width]``."""
 
     def __init__(
-        self, tokens: nn.Embedding, positions: nn.Embedding | None, dropout: nn.Dropout
+        self, num_classes: int, width: int, length: int, positions: str, dropout: float
     ) -> None:
         super().__init__()
-        self.tokens, self.positions, self.dropout = tokens, positions, dropout
+        self.tokens = nn.Embedding(num_classes, width)
+        self.positions = nn.Embedding(length, width) if positions == "learned" else None
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return _embedded(self.tokens, self.positions, self.dropout, inputs)
+        if inputs.is_floating_point():
+            raise ConfigError(f"model: found inputs of {inputs.dtype}; Transformer needs tokens")
+        hidden: Tensor = self.tokens(inputs)
+        if self.positions is not None:
+            hidden = hidden + self.positions.weight[: inputs.shape[1]]
+        dropped: Tensor = self.dropout(hidden)
+        return dropped
 
 
 class _Head(nn.Module):
-    """Maps ``[batch, length, width]`` to logits ``[batch, length, num_classes]``: the last layer
-    of a pipeline.
+    """Maps ``[batch, length, width]`` to logits ``[batch, length, num_classes]``.
+
+    ``scale`` makes up for weights shared with the embedding: those have a standard deviation of 1,
+    a head's of one over the root of the width.
     """
 
-    def __init__(self, norm: nn.LayerNorm, head: nn.Linear, scale: float) -> None:
+    def __init__(self, width: int, num_classes: int, *, scale: float) -> None:
         super().__init__()
-        self.norm, self.head, self.scale = norm, head, scale
+        self.norm = nn.LayerNorm(width, bias=False)
+        self.linear = nn.Linear(width, num_classes, bias=False)
+        self.scale = scale
 
     def forward(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.norm(hidden) * self.scale)
+        logits: Tensor = self.linear(self.norm(hidden) * self.scale)
         return logits
 
 
@@ -204,8 +191,8 @@ class _Block(nn.Module):
         self.attention_norm = nn.LayerNorm(width, bias=False)
         self.attention = _CausalAttention(width, num_heads, dropout, rotary_length)
         self.mlp_norm = nn.LayerNorm(width, bias=False)
-        self.expand = nn.Linear(width, _MLP_FACTOR * width, bias=False)
-        self.contract = nn.Linear(_MLP_FACTOR * width, width, bias=False)
+        self.expand = nn.Linear(width, 4 * width, bias=False)
+        self.contract = nn.Linear(4 * width, width, bias=False)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -220,33 +207,34 @@ class _CausalAttention(nn.Module):
     to the same shape.
     """
 
-    cosine: Tensor
-    sine: Tensor
+    rotations: Tensor | None
+    """Cosines and sines of each position's angles, ``[2, length, head width / 2]``."""
 
     def __init__(
         self, width: int, num_heads: int, dropout: float, rotary_length: int | None
     ) -> None:
         super().__init__()
-        self.num_heads, self.dropout = num_heads, dropout
+        self.head_width, self.dropout = width // num_heads, dropout
         self.project = nn.Linear(width, 3 * width, bias=False)
         self.merge = nn.Linear(width, width, bias=False)
-        self.is_rotary = rotary_length is not None
+        rotations = None
         if rotary_length is not None:
-            angles = _rotary_angles(rotary_length, width // num_heads)
-            self.register_buffer("cosine", angles.cos(), persistent=False)
-            self.register_buffer("sine", angles.sin(), persistent=False)
+            exponents = torch.arange(0, self.head_width, 2, dtype=torch.float32) / self.head_width
+            positions = torch.arange(rotary_length, dtype=torch.float32)
+            angles = positions[:, None] * 10_000.0**-exponents
+            rotations = torch.stack([angles.cos(), angles.sin()])
+        self.register_buffer("rotations", rotations, persistent=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        batch, length, width = hidden.shape
+        batch, length, _ = hidden.shape
         # The projection is ordered by head, and the number of heads is inferred (-1), so that ranks
         # that share it hold whole heads.
-        projected = self.project(hidden).view(batch, length, -1, 3, width // self.num_heads)
+        projected = self.project(hidden).view(batch, length, -1, 3, self.head_width)
         queries, keys, values = projected.permute(3, 0, 2, 1, 4)
-        if self.is_rotary:
+        if self.rotations is not None:
             queries, keys = self._turned(queries), self._turned(keys)
-        dropout = self.dropout if self.training else 0.0
         attended = functional.scaled_dot_product_attention(
-            queries, keys, values, dropout_p=dropout, is_causal=True
+            queries, keys, values, dropout_p=self.dropout if self.training else 0.0, is_causal=True
         )
         merged: Tensor = self.merge(attended.transpose(1, 2).reshape(batch, length, -1))
         return merged
@@ -256,46 +244,7 @@ class _CausalAttention(nn.Module):
 
         ``[batch, heads, length, head width]``.
         """
-        length = heads.shape[2]
-        cosine, sine = self.cosine[:length].to(heads.dtype), self.sine[:length].to(heads.dtype)
+        assert self.rotations is not None
+        cosine, sine = self.rotations[:, : heads.shape[2]].to(heads.dtype)
         first, second = heads.chunk(2, dim=-1)
         return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
-
-
-def _rotary_angles(length: int, head_width: int) -> Tensor:
-    """The angle of each position and pair, ``[length, head_width / 2]``, in radians."""
-    rates = _ROTARY_BASE ** -(torch.arange(0, head_width, 2, dtype=torch.float32) / head_width)
-    return torch.arange(length, dtype=torch.float32)[:, None] * rates
-
-
-def _check(
-    input_shape: Sequence[int],
-    num_classes: int,
-    width: int,
-    num_layers: int,
-    num_heads: int,
-    positions: str,
-    dropout: float,
-) -> None:
-    if len(input_shape) != 1 or input_shape[0] < 1:
-        raise ConfigError(
-            f"model: input_shape is {list(input_shape)}, accepted are sequences of tokens [length]"
-        )
-    if num_classes < 1:
-        raise ConfigError(f"model: num_classes is {num_classes}, accepted are numbers from 1")
-    for key, value in (("width", width), ("num_layers", num_layers), ("num_heads", num_heads)):
-        if value < 1:
-            raise ConfigError(f"model.{key}: found {value}, accepted is a whole number from 1")
-    if width % num_heads:
-        raise ConfigError(
-            f"model.width: found {width}, accepted is a multiple of model.num_heads = {num_heads}"
-        )
-    if positions not in ("learned", "rotary"):
-        raise ConfigError(f"model.positions: found {positions!r}, accepted are learned, rotary")
-    if positions == "rotary" and width // num_heads % 2:
-        raise ConfigError(
-            f"model.width: found {width}, accepted with rotary positions is an even multiple of"
-            f" model.num_heads = {num_heads}"
-        )
-    if not 0 <= dropout < 1:
-        raise ConfigError(f"model.dropout: found {dropout}, accepted is from 0 to below 1")

@@ -354,7 +354,7 @@ def test_options_in_folders_are_chosen_and_told_by_their_paths(
     )
     write_experiment(
         "model/nets/wide.yaml",
-        "_target_: autotune.workloads.simple_cnn.SimpleCNN\nwidths: [64, 64]\nnorm: none\n",
+        "_target_: autotune.workloads.cnn.SimpleCNN\nwidths: [64, 64]\nnorm: none\n",
     )
     composed = Composer(["experiment=vision/deep"], [folder]).compose()
     assert (

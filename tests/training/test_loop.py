@@ -55,7 +55,7 @@ def toy(trial_config: MakeConfig) -> MakeConfig:
         values: dict[str, Any] = {
             "data": {"_target_": f"{__name__}.bright_images"},
             "model": {
-                "_target_": "autotune.workloads.simple_cnn.SimpleCNN",
+                "_target_": "autotune.workloads.cnn.SimpleCNN",
                 "widths": [4],
                 "norm": "batch",
             },

@@ -214,7 +214,7 @@ def test_a_script_says_which_packages_it_needs_and_imports_no_other(
     scripts: dict[str, str],
 ) -> None:
     assert "Needs numpy, scikit-learn and torch, and not autotune. Takes" in scripts["cnn"]
-    assert "Needs numpy, pyarrow and torch, and not autotune. Takes" in scripts["csv"]
+    assert "Needs numpy, pandas and torch, and not autotune. Takes" in scripts["csv"]
     assert "Needs schedulefree" not in scripts["cnn"]
     imported = {
         name.partition(".")[0]

@@ -9,11 +9,11 @@ import torch
 from autotune.errors import DataError
 from autotune.training.checkpoint import save_weights, weights_metadata
 from autotune.training.trained_model import scored_model
-from autotune.workloads.simple_cnn import SimpleCNN
+from autotune.workloads.cnn import SimpleCNN
 from tests.conftest import MakeTrialConfig
 
 SHAPE = (1, 8, 8)
-NODE = {"_target_": "autotune.workloads.simple_cnn.SimpleCNN", "widths": [4], "norm": "batch"}
+NODE = {"_target_": "autotune.workloads.cnn.SimpleCNN", "widths": [4], "norm": "batch"}
 
 
 def simple_cnn() -> SimpleCNN:

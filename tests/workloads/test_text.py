@@ -126,8 +126,8 @@ def test_a_byte_order_mark_is_no_character(write: Any) -> None:
 @pytest.mark.parametrize(
     ("content", "changes", "message"),
     [
-        (b" \n\n ", {}, r"data\.root: .*text\.txt is empty; it must be a UTF-8 text file"),
-        (b"abc\xff" * 50, {}, r"text\.txt cannot be read as a UTF-8 text file"),
+        (b" \n\n ", {}, r"data\.root: .*text\.txt is empty; use a UTF-8 text file"),
+        (b"abc\xff" * 50, {}, r"text\.txt cannot be read: 'utf-8' codec"),
         (
             b"abcd" * 8,
             {"length": 8},
@@ -140,7 +140,6 @@ def test_a_byte_order_mark_is_no_character(write: Any) -> None:
         ),
         (b"abcd" * 50, {"length": 0}, r"must be whole numbers from 1"),
         (b"abcd" * 50, {"min_count": 999}, r"no character is found more than 25 times"),
-        (b"abcd" * 50, {"test_fraction": 0.8}, r"their sum below 1"),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_one_line(
@@ -149,5 +148,5 @@ def test_what_cannot_be_read_is_refused_in_one_line(
     with pytest.raises((ConfigError, DataError), match=message) as refused:
         read(root=write(content), **changes)
     assert "\n" not in str(refused.value)
-    with pytest.raises(DataError, match=r"nope cannot be read as"):
+    with pytest.raises(DataError, match=r"nope cannot be read"):
         read(root="nope")

@@ -12,7 +12,7 @@ from torch.nn import functional
 from autotune.errors import ConfigError
 from autotune.training.optimizers.muon import FilterMuon, JoinedOptimizer, muon_adamw, muon_sgd
 from autotune.training.schedules import linear
-from autotune.workloads.simple_cnn import SimpleCNN
+from autotune.workloads.cnn import SimpleCNN
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 MUON: dict[str, Any] = {

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from autotune.training.optimizers.groups import parameters_by_kind, scaled_groups
-from autotune.workloads.simple_cnn import SimpleCNN
+from autotune.workloads.cnn import SimpleCNN
 
 
 class SmallLanguageModel(nn.Module):

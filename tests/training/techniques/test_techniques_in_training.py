@@ -67,7 +67,7 @@ class Toy:
         values: dict[str, Any] = {
             "data": {"_target_": f"{__name__}.bright_images"},
             "model": {
-                "_target_": "autotune.workloads.simple_cnn.SimpleCNN",
+                "_target_": "autotune.workloads.cnn.SimpleCNN",
                 "widths": [4, 8],
                 "norm": "batch",
             },

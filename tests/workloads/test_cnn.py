@@ -1,3 +1,5 @@
+"""The convolutional networks: their layers, and what they refuse."""
+
 from typing import Any
 
 import pytest
@@ -6,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from autotune.errors import ConfigError
-from autotune.workloads.speed_cnn import SpeedCNN, whitening_filters
+from autotune.workloads.cnn import ResidualPair, ResNet9, SimpleCNN, SpeedCNN, whitening_filters
 
-SETTINGS: dict[str, Any] = {
+SPEED: dict[str, Any] = {
     "input_shape": (3, 16, 16),
     "num_classes": 10,
     "widths": [32, 48],
@@ -25,8 +27,82 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def make(**settings: Any) -> SpeedCNN:
-    return SpeedCNN(**SETTINGS | settings)
+RESNET: dict[str, Any] = {
+    "input_shape": (3, 32, 32),
+    "num_classes": 10,
+    "widths": [4, 8, 8, 16],
+    "norm": "batch",
+    "logits_scale": 0.125,
+}
+
+
+def speed_cnn(**settings: Any) -> SpeedCNN:
+    return SpeedCNN(**SPEED | settings)
+
+
+@pytest.mark.parametrize(
+    ("input_shape", "num_features"),
+    [
+        ((3, 32, 32), 32 * 6 * 6),
+        ((1, 28, 28), 32 * 5 * 5),
+        ((1, 8, 8), 32 * 2 * 2),
+        ((3, 32, 8), 32 * 8 * 2),
+        ((1, 4, 4), 32),
+    ],
+)
+@pytest.mark.parametrize("norm", ["batch", "group", "none"])
+def test_linear_layer_has_what_the_convolutions_leave(
+    input_shape: tuple[int, int, int], num_features: int, norm: str
+) -> None:
+    model = SimpleCNN(input_shape=input_shape, num_classes=10, widths=[16, 32], norm=norm)
+    assert model.classifier.in_features == num_features
+    assert model(torch.zeros(2, *input_shape)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("num_channels", "num_groups"), [(4, 1), (8, 1), (16, 2), (64, 8), (20, 2), (12, 1), (11, 1)]
+)
+def test_group_norm_leaves_each_group_at_least_eight_channels_where_there_are_as_many(
+    num_channels: int, num_groups: int
+) -> None:
+    model = SimpleCNN(input_shape=[1, 8, 8], num_classes=2, widths=[num_channels], norm="group")
+    assert model.features[1].num_groups == num_groups
+
+
+@pytest.mark.parametrize(
+    ("norm", "layer"), [("none", None), ("batch", nn.BatchNorm2d), ("group", nn.GroupNorm)]
+)
+def test_a_norm_takes_the_place_of_a_convolutions_bias(
+    norm: str, layer: type[nn.Module] | None
+) -> None:
+    model = SimpleCNN(input_shape=[3, 32, 32], num_classes=10, widths=[16], norm=norm)
+    kinds = [nn.Conv2d, *([layer] if layer else []), nn.ReLU, nn.MaxPool2d]
+    assert [type(each) for each in model.features] == kinds
+    assert (model.features[0].bias is None) is (layer is not None)
+
+
+def test_resnet9_has_the_parameters_it_is_known_for() -> None:
+    with torch.device("meta"):
+        model = ResNet9(**RESNET | {"widths": [64, 128, 256, 512]})
+    assert sum(each.numel() for each in model.parameters()) == 6_573_120
+
+
+def test_a_residual_pair_adds_its_convolutions_to_its_input() -> None:
+    pair = ResidualPair(4, "none")
+    inputs = torch.randn(2, 4, 5, 5)
+    first, second = (each[0] for each in pair.pair)
+    assert torch.allclose(pair(inputs), inputs + second(first(inputs).relu()).relu(), atol=1e-6)
+
+
+def test_logits_are_those_of_the_blocks_in_turn_pooled_to_their_maxima_and_scaled() -> None:
+    model = ResNet9(**RESNET).eval()
+    features = inputs = torch.randn(2, 3, 32, 32)
+    sizes = []
+    for block in model.blocks():
+        features = block(features)
+        sizes.append(tuple(features.shape[1:]))
+    assert sizes == [(4, 32, 32), (8, 16, 16), (8, 8, 8), (16, 4, 4)]
+    assert torch.allclose(model(inputs), features.amax((2, 3)) @ model.head.weight.T / 8)
 
 
 @pytest.fixture
@@ -39,27 +115,15 @@ def images() -> Tensor:
     return functional.avg_pool2d(noise, 3, stride=1) + torch.randn(60, 3, 1, 1) + 0.5
 
 
-# Whitening.
-
-
 def test_whitened_patches_have_an_identity_second_moment(images: Tensor) -> None:
     outputs = functional.conv2d(images, whitening_filters(images, 1e-6)).transpose(0, 1).flatten(1)
     assert torch.allclose(outputs @ outputs.T / outputs.shape[1], torch.eye(12), atol=1e-2)
 
 
-def test_what_varies_most_comes_first_and_eps_keeps_what_hardly_varies_small(
-    images: Tensor,
-) -> None:
-    outputs = functional.conv2d(images, whitening_filters(images, 0.05)).square().mean((0, 2, 3))
-    assert torch.equal(outputs, outputs.sort(descending=True).values)
-    assert outputs[0] > 0.9
-    assert outputs[-1] < 0.5
-
-
 def test_the_first_layer_is_the_whitening_filters_and_their_negatives_and_only_its_bias_is_trained(
     images: Tensor,
 ) -> None:
-    model = make(whitening_samples=40)
+    model = speed_cnn(whitening_samples=40)
     model.initialise_from(images)
     filters = whitening_filters(images[:40], 1e-6)
     assert torch.equal(model.patches.weight, torch.cat([filters, -filters]))
@@ -69,41 +133,23 @@ def test_the_first_layer_is_the_whitening_filters_and_their_negatives_and_only_i
     assert model.patches.bias.grad is not None
 
 
-def test_without_whitening_the_first_layer_is_trained_and_left_as_it_is(images: Tensor) -> None:
-    model = make(whitening=False)
-    before = model.patches.weight.detach().clone()
-    model.initialise_from(images)
-    assert torch.equal(model.patches.weight, before)
-    assert model.patches.weight.requires_grad
-
-
-# The other parts.
-
-
 def test_a_dirac_start_passes_the_input_channels_through() -> None:
     inputs = torch.randn(2, 24, 8, 8)
     convolutions = [
-        each for group in make().groups for each in group if isinstance(each, nn.Conv2d)
+        each for group in speed_cnn().groups for each in group if isinstance(each, nn.Conv2d)
     ]
     assert [each.in_channels for each in convolutions] == [24, 32, 32, 48]
     outputs = convolutions[0](inputs)
     assert torch.equal(outputs[:, :24], inputs)
     assert not outputs[:, 24:].abs().amin((0, 2, 3)).eq(0).any()
     narrower = next(
-        each for each in make(widths=[16]).groups.modules() if isinstance(each, nn.Conv2d)
+        each for each in speed_cnn(widths=[16]).groups.modules() if isinstance(each, nn.Conv2d)
     )
     assert torch.equal(narrower(inputs), inputs[:, :16])
 
 
-def test_without_a_dirac_start_all_filters_are_random() -> None:
-    convolution = next(
-        each for each in make(dirac=False).groups.modules() if isinstance(each, nn.Conv2d)
-    )
-    assert convolution.weight.ne(0).all()
-
-
 def test_norms_train_their_biases_alone_and_follow_the_newest_batch() -> None:
-    model = make()
+    model = speed_cnn()
     norm = next(each for each in model.modules() if isinstance(each, nn.BatchNorm2d))
     assert (norm.weight.requires_grad, norm.bias.requires_grad, norm.eps) == (False, True, 1e-12)
     norm(torch.full((4, 32, 2, 2), 5.0))
@@ -111,17 +157,12 @@ def test_norms_train_their_biases_alone_and_follow_the_newest_batch() -> None:
     assert torch.allclose(norm.running_mean, torch.full((32,), 0.4 * 5.0))  # type: ignore[arg-type]
 
 
-def test_a_unit_head_starts_with_weights_of_deviation_one() -> None:
-    assert abs(make().head.weight.std().item() - 1) < 1e-5
-    assert make(unit_head=False).head.weight.std() < 0.2
-
-
 @pytest.mark.parametrize(("logits_scale", "factor"), [(None, 1 / 48), (0.5, 0.5)])
 @pytest.mark.parametrize("activation", ["gelu", "silu", "relu"])
 def test_logits_are_those_of_the_layers_in_turn(
     images: Tensor, logits_scale: float | None, factor: float, activation: str
 ) -> None:
-    model = make(logits_scale=logits_scale, activation=activation)
+    model = speed_cnn(logits_scale=logits_scale, activation=activation)
     model.initialise_from(images)
     features = getattr(functional, activation)(model.patches(images))
     sizes = [features.shape[2]]
@@ -134,16 +175,9 @@ def test_logits_are_those_of_the_layers_in_turn(
     )
 
 
-@pytest.mark.parametrize("size", [8, 12, 16])
-def test_images_may_be_scaled_down_while_training(images: Tensor, size: int) -> None:
-    model = make()
-    model.initialise_from(images)
-    assert model(functional.interpolate(images, size=size, mode="bilinear")).shape == (60, 10)
-
-
 def test_each_trained_parameter_is_of_one_kind() -> None:
     for settings in ({}, {"whitening": False}, {"norm_scale": True}):
-        model = make(**settings)
+        model = speed_cnn(**settings)
         kinds = model.parameter_groups()
         listed = [parameter for kind in kinds.values() for parameter in kind]
         assert len(listed) == len(set(listed))
@@ -156,7 +190,7 @@ def test_each_trained_parameter_is_of_one_kind() -> None:
 
 
 def test_at_the_records_widths_it_has_the_records_parameters() -> None:
-    model = make(input_shape=(3, 32, 32), widths=[64, 256, 256])
+    model = speed_cnn(input_shape=(3, 32, 32), widths=[64, 256, 256])
     trained = sum(each.numel() for kind in model.parameter_groups().values() for each in kind)
     assert round(trained / 1e6, 2) == 1.97
 
@@ -173,7 +207,7 @@ def test_every_switch_off_still_learns(images: Tensor) -> None:
     targets = (images.mean((1, 2, 3)) > 0.5).long()
     for settings in ({}, off):
         torch.manual_seed(0)
-        model = make(widths=[6], **settings)
+        model = speed_cnn(widths=[6], **settings)
         model.initialise_from(images)
         trained = [each for each in model.parameters() if each.requires_grad]
         losses = []
@@ -187,18 +221,35 @@ def test_every_switch_off_still_learns(images: Tensor) -> None:
         assert losses[-1] < 0.8 * losses[0]
 
 
+SIMPLE: dict[str, Any] = {
+    "input_shape": [1, 8, 8],
+    "num_classes": 10,
+    "widths": [16, 32],
+    "norm": "none",
+}
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("model", "settings", "change", "message"),
     [
-        ({"input_shape": (16, 16)}, r"model: input_shape is \[16, 16\], accepted are images"),
-        ({"widths": []}, r"model.widths: found \[\]"),
-        ({"activation": "tanh"}, "model.activation: found 'tanh', accepted are gelu, silu, relu"),
+        (SimpleCNN, SIMPLE, {"input_shape": [1, 8, 7], "widths": [4, 4, 4]}, "images .* from 8x8"),
+        (SimpleCNN, SIMPLE, {"input_shape": [8, 8]}, r"model: input_shape is \[8, 8\]"),
+        (SimpleCNN, SIMPLE, {"widths": [16, 0]}, r"model.widths: found \[16, 0\]"),
+        (SimpleCNN, SIMPLE, {"norm": "layer"}, "found 'layer', use one of batch, group, none"),
+        (ResNet9, RESNET, {"input_shape": (3, 7, 32)}, "images .* from 8x8"),
+        (ResNet9, RESNET, {"widths": [8, 8]}, r"model.widths: found \[8, 8\], use four"),
+        (SpeedCNN, SPEED, {"widths": []}, r"model.widths: found \[\]"),
         (
-            {"input_shape": (1, 8, 8), "widths": [8, 8, 8]},
-            "an input of 8x8 is too small for 3 groups, accepted are inputs from 9x9",
+            SpeedCNN,
+            SPEED,
+            {"activation": "tanh"},
+            "model.activation: found 'tanh', use one of gelu",
         ),
+        (SpeedCNN, SPEED, {"input_shape": (1, 8, 8), "widths": [8, 8, 8]}, "from 9x9"),
     ],
 )
-def test_what_cannot_be_built_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_built_is_refused_in_one_line(
+    model: type[nn.Module], settings: dict[str, Any], change: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
-        make(**change)
+        model(**settings | change)
