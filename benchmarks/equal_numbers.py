@@ -21,8 +21,8 @@ import yaml
 from autotune.config.compose import Composer
 from autotune.space import Suggestion
 from autotune.training.loop import train
-from autotune.workloads.images import digits
 from autotune.workloads.cnn import SimpleCNN
+from autotune.workloads.images import digits
 
 NUM_STEPS, BATCH_SIZE, LR, SEED = 20, 48, 0.05, 3
 EXACT, ROUNDING, BFLOAT16, FLOAT16 = 1e-7, 2e-5, 3e-2, 5e-3

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from autotune.workloads.images import digits
 from autotune.workloads.cnn import SimpleCNN
+from autotune.workloads.images import digits
 from autotune.workloads.splits import Splits
 
 _EVALUATION_BATCH = 1024
