@@ -11,13 +11,12 @@ epoch.
 
 import contextlib
 import functools
-import inspect
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import ConfigError
-from autotune.session import Session, current, further_metrics
+from autotune.session import current
 
 if TYPE_CHECKING or "pytorch_lightning" not in sys.modules or "lightning" in sys.modules:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -50,26 +49,6 @@ class ReportCallback(Callback):
         self._due_epoch: int | None = None
         """Epoch of the validation that is not yet reported, counted from 1."""
         self._reported_step = 0
-        self._is_in_trainer = False
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Become the first callback, so that no other has begun an epoch before this one reports
-        the last.
-
-        Raises:
-            ConfigError: the trainer did not have this callback when ``fit`` was called.
-        """
-        if current() is None:
-            return
-        if stage == "fit" and not self._is_in_trainer:
-            raise ConfigError(
-                "autotune.lightning.ReportCallback: found one that"
-                " LightningModule.configure_callbacks gave, accepted is Trainer(...,"
-                " callbacks=[ReportCallback(...)])"
-            )
-        # made without a type
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        callbacks.insert(0, callbacks.pop(callbacks.index(self)))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count the trainings of the trial.
@@ -85,46 +64,29 @@ class ReportCallback(Callback):
 
         In a resumed training, start the clock, since its set-up is over.
         """
-        session = current()
-        if session is None:
+        if (session := current()) is None:
             return
         if kept := session.checkpoint.load():
             trainer.should_stop = kept["should_stop"]
             trainer.callback_metrics.update(kept["callback_metrics"])
             _begin_epoch(trainer)
-        self._report(
-            session,
-            trainer,
-            {
-                "should_stop": trainer.should_stop,
-                "callback_metrics": dict(trainer.callback_metrics),
-            },
-        )
+        metrics = dict(trainer.callback_metrics)
+        self._report(trainer, {"should_stop": trainer.should_stop, "callback_metrics": metrics})
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Report a validation within an epoch, where the order of the data could not continue."""
-        if (session := current()) is not None:
-            self._report(session, trainer, None)
+        self._report(trainer, None)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report the last validation, after which nothing is left to train."""
-        if (session := current()) is not None:
-            self._report(session, trainer, None)
-
-    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop counting as training."""
-        self._enter_evaluating()
-
-    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Count as training again."""
-        self._evaluating.close()
+        self._report(trainer, None)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop counting as training."""
-        if not trainer.sanity_checking:
-            self._enter_evaluating()
+        """Stop counting as training, also for a sanity check."""
+        if (session := current()) is not None:
+            self._evaluating.enter_context(session.clock.evaluating())
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count as training again.
@@ -132,21 +94,17 @@ class ReportCallback(Callback):
         What ``Trainer.validate`` scores is reported if it was trained and no validation scored it
         before.
         """
-        session = current()
-        if session is None or trainer.sanity_checking:
-            return
         self._evaluating.close()
         is_fitting = trainer.state.fn == "fit"
-        if trainer.global_step > self._reported_step:
-            self._due_epoch = trainer.current_epoch + 1 if is_fitting else trainer.current_epoch
+        if not trainer.sanity_checking and trainer.global_step > self._reported_step:
+            self._due_epoch = trainer.current_epoch + is_fitting
         if not is_fitting:
-            self._report(session, trainer, None)
+            self._report(trainer, None)
 
-    def _report(self, session: Session, trainer: Trainer, state: dict[str, Any] | None) -> None:
+    def _report(self, trainer: Trainer, state: dict[str, Any] | None) -> None:
         """Report the validation that is due, if one is.
 
         Args:
-            session: the trial.
             trainer: what trains.
             state: what a training needs to continue from here, beside Lightning's checkpoint; None
                 if it cannot.
@@ -154,36 +112,23 @@ class ReportCallback(Callback):
         Raises:
             ConfigError: the metric was not logged.
         """
-        if self._due_epoch is None:
+        if self._due_epoch is None or (session := current()) is None:
             return
         epoch, self._due_epoch, self._reported_step = self._due_epoch, None, trainer.global_step
-        metrics = trainer.callback_metrics
-        if self._monitor not in metrics:
-            logged = ", ".join(metrics) or "none yet"
-            raise ConfigError(
-                f"autotune.lightning.ReportCallback: monitor={self._monitor!r} was not logged,"
-                f" accepted are {logged}"
-            )
 
         def write_files(folder: Path) -> None:
             trainer.save_checkpoint(folder / _FILE, weights_only=False)
 
-        is_first_training = session.trainers == [trainer]
-        weights = trainer.lightning_module.state_dict()
-        session.checkpoint.save(
-            state if is_first_training else None, weights=weights, write_files=write_files
-        )
-        session.report(
-            metrics[self._monitor],
+        session.report_trainer(
+            trainer,
+            trainer.callback_metrics,
+            self._monitor,
             step=trainer.global_step,
             epoch=epoch,
-            **further_metrics(metrics, self._monitor),
+            state=state,
+            weights=trainer.lightning_module.state_dict(),
+            write_files=write_files,
         )
-
-    def _enter_evaluating(self) -> None:
-        session: Session | None = current()
-        if session is not None:
-            self._evaluating.enter_context(session.clock.evaluating())
 
 
 _library_fit = Trainer.fit
@@ -201,26 +146,19 @@ def _fit(trainer: Trainer, *args: Any, **kwargs: Any) -> None:
     """
     # made without a type
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    callback = next(
-        (callback for callback in callbacks if isinstance(callback, ReportCallback)), None
-    )
-    session = current()
-    if callback is None or session is None:
-        return _library_fit(trainer, *args, **kwargs)
-    callback._is_in_trainer = True  # noqa: SLF001  # of this module's own class
-    # by fork or spawn, even a single one
-    starts_processes = getattr(trainer.strategy, "_start_method", "popen") != "popen"
-    if trainer.world_size > 1 or trainer.num_devices * trainer.num_nodes > 1 or starts_processes:
-        raise ConfigError(
-            f"autotune.lightning: found a Trainer with devices={trainer.num_devices},"
-            f" num_nodes={trainer.num_nodes} and {type(trainer.strategy).__name__}, accepted in a"
-            " trial is one that trains in the trial's own process: Trainer(devices=1, num_nodes=1,"
-            " strategy='auto')"
-        )
-    arguments = inspect.signature(_library_fit).bind(trainer, *args, **kwargs).arguments
-    if session.checkpoint.files is not None and not session.checkpoint.is_loaded:
-        arguments |= {"ckpt_path": session.checkpoint.files / _FILE, "weights_only": False}
-    return _library_fit(**arguments)
+    reporting = [callback for callback in callbacks if isinstance(callback, ReportCallback)]
+    if reporting and (session := current()) is not None:
+        if trainer.strategy.launcher is not None or trainer.world_size > 1:
+            raise ConfigError(
+                f"autotune.lightning: found a Trainer with devices={trainer.num_devices},"
+                f" num_nodes={trainer.num_nodes} and {type(trainer.strategy).__name__}; a trial"
+                " trains in its own process: Trainer(devices=1, num_nodes=1, strategy='auto')"
+            )
+        # no other begins an epoch before this one reports the last
+        callbacks.sort(key=lambda callback: callback not in reporting)
+        if session.checkpoint.files is not None and not session.checkpoint.is_loaded:
+            kwargs |= {"ckpt_path": session.checkpoint.files / _FILE, "weights_only": False}
+    return _library_fit(trainer, *args, **kwargs)
 
 
 Trainer.fit = _fit  # type: ignore[method-assign, assignment]

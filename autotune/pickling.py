@@ -9,7 +9,10 @@ here as the function that they cache.
 import functools
 import inspect
 import io
-from collections.abc import Callable, Mapping
+import pickle
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -35,6 +38,26 @@ def pickled(training: Callable[..., Any]) -> bytes:
             f" {' '.join(str(error).split())}; create it inside a function, or in a module that the"
             " script imports"
         ) from error
+
+
+def load_function(module: str, folders: Sequence[str]) -> Callable[..., Any]:
+    """Load the function that ``autotune.tune`` wrote beside a module, as one of that module's own.
+
+    Args:
+        module: path of the module that ``tune`` wrote.
+        folders: folders that the function's own imports are found in.
+    """
+    path = Path(module)
+    sys.path.extend(folder for folder in folders if folder not in sys.path)
+    # the user's own code, which the user's own process wrote
+    training = pickle.loads(path.with_suffix(".pkl").read_bytes())  # noqa: S301
+
+    @functools.wraps(training)
+    def function(**arguments: Any) -> Any:
+        return training(**arguments)
+
+    function.__module__ = path.stem
+    return function
 
 
 def _dumped(value: Any) -> bytes:

@@ -15,59 +15,50 @@ import contextlib
 import inspect
 import json
 import os
-import queue
+import selectors
 import shlex
 import socket
 import string
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, last_exception
-from autotune.session import ADDRESS, PROCESS, SEED, meant_by, trial
+from autotune.session import ADDRESS, PROCESS, SEED, meant_by, numbers, trial
 
 if TYPE_CHECKING:
     from autotune.training.user_training import TrainingClock  # imports torch
 
-_MAX_LINE_BYTES = 2**16
-"""Longest piece of output that is read as one line: progress bars never end theirs."""
+_MAX_BYTES = 2**16
+"""Longest piece of output that is read as one line: progress bars never end theirs. It is also the
+longest message of a script."""
 _END_SECONDS = 5.0
-"""Seconds that a script may take to end after SIGTERM, and that its output is awaited after its
-end."""
-_OWN_FIELDS = ("trial_folder", "trial_number")
+"""Seconds that a script may take to end after SIGTERM."""
+_OF_TRIAL = ("trial_folder", "trial_number")
 """Names in braces that are no keys of the space: the folder and the number of the trial."""
 _IMPORT_TIME = b"import time:"
 """Beginning of the lines by which Python says how long imports take."""
+_WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+"""Environment variables by which launchers tell how many processes train together."""
 
 
 class Command:
-    """A training function that runs a command, with the command's fields as its arguments.
+    """A training function that runs a command; made by ``command``."""
 
-    Made by ``command``.
-    """
+    __signature__ = inspect.signature(lambda *, report, clock, config, **values: None)
 
-    is_command = True
-    """Each trial is a process of its own, so the process that starts it may start others."""
-
-    def __init__(self, template: str) -> None:
+    def __init__(self, template: str, keys: Sequence[str]) -> None:
         self._template = template
-        self.__name__ = Path(
-            shlex.split(template)[-1 if len(shlex.split(template)) == 1 else 1]
-        ).stem
-        names = ["report", "clock", "config", *_keys(template)]
-        self.__signature__ = inspect.Signature(
-            [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
-        )
+        self.command_keys = keys
+        words = shlex.split(template)
+        self.__name__ = Path(words[min(1, len(words) - 1)]).stem
 
     def __call__(self, **arguments: Any) -> None:
         """Run the command; see ``run``."""
@@ -85,12 +76,12 @@ def command(template: str) -> Command:
     Raises:
         ConfigError: the template has no name in braces, or cannot be split as a shell would.
     """
-    _check_template(template)
-    if not _keys(template):
+    keys = [name for name in _fields(template) if name not in _OF_TRIAL]
+    if not keys:
         raise ConfigError(
             f"command: {template!r} needs names in braces, such as 'python train.py --lr {{lr}}'"
         )
-    return Command(template)
+    return Command(template, keys)
 
 
 def check(command: str, **values: Any) -> None:
@@ -100,39 +91,31 @@ def check(command: str, **values: Any) -> None:
         ConfigError: the command cannot be split as a shell would, or what is in braces is no name
             or has no value.
     """
-    _check_template(command)
-    if missing := [key for key in _keys(command) if key not in values]:
+    accepted = [*values, *_OF_TRIAL]
+    if missing := [key for key in _fields(command) if key not in accepted]:
         raise ConfigError(
             f"training.command: {missing[0]} has no value; names in braces can be"
-            f" {', '.join([*values, *_OWN_FIELDS])}"
-        )
-
-
-def _check_template(command: str) -> None:
-    try:
-        is_valid = bool(shlex.split(command)) and all(
-            name.isidentifier() for name in _fields(command)
-        )
-        reason = "names in braces look like --lr {lr}"
-    except ValueError as error:
-        is_valid, reason = False, str(error)
-    if not is_valid:
-        raise ConfigError(
-            f"command: {command!r}: {reason}; double the command's own braces, such as"
-            """ --config '{{"lr": {lr}}}'"""
+            f" {', '.join(accepted)}"
         )
 
 
 def _fields(template: str) -> list[str]:
-    return list(
-        dict.fromkeys(
-            name for _, name, _, _ in string.Formatter().parse(template) if name is not None
-        )
+    """The names in braces.
+
+    Raises:
+        ConfigError: the command cannot be split as a shell would, or what is in braces is no name.
+    """
+    reason = "names in braces look like --lr {lr}"
+    try:
+        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+        if shlex.split(template) and all(name.replace("-", "_").isidentifier() for name in names):
+            return list(dict.fromkeys(names))
+    except ValueError as error:
+        reason = str(error)
+    raise ConfigError(
+        f"command: {template!r}: {reason}; double the command's own braces, such as"
+        """ --config '{{"lr": {lr}}}'"""
     )
-
-
-def _keys(template: str) -> list[str]:
-    return [name for name in _fields(template) if name not in _OWN_FIELDS]
 
 
 def run(
@@ -153,69 +136,36 @@ def run(
             as its output does.
         ConfigError: the command cannot be started, or reports what is refused.
     """
-    own = {"trial_folder": trial().folder, "trial_number": trial().number or 0}
-    parts = [part.format(**{**own, **values}) for part in shlex.split(command)]
+    values |= {"trial_folder": trial().folder, "trial_number": trial().number or 0}
+    parts = [part.format(**values) for part in shlex.split(command)]
     if parts[0] in ("python", "python3"):
         parts[0] = sys.executable
+    phases: list[contextlib.AbstractContextManager[None]] = []
     scratch = tempfile.TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True)
-    with scratch as folder, socket.socket(socket.AF_UNIX) as listener:
-        address = str(Path(folder) / "session")
-        listener.bind(address)
-        listener.listen()
-        environment = {name: value for name, value in os.environ.items() if name != PROCESS}
-        environment |= {
-            ADDRESS: address,
-            SEED: str(config.seed),
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONPROFILEIMPORTTIME": "1",
-        }
-        script = _Script(parts, environment, listener, config.target.metric)
-        phases = _Phases(clock)
+    with scratch as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.bind(f"{folder}/session")
+        script = _Script(parts, channel, config)
         try:
-            for message, answer in script.messages():
-                if "report" in message:
-                    phases.count_imports(script.import_seconds)
-                    with script.suspended():
-                        report(**message["report"])
-                elif "enter" in message:
-                    phases.enter(message["enter"])
-                else:
-                    phases.leave()
-                answer()
+            for message in script.messages():
+                match message:
+                    case {"report": reported}:
+                        suspended = script.running()
+                        _each(suspended, psutil.Process.suspend)
+                        report(**reported)
+                        _each(suspended, psutil.Process.resume)
+                    case {"enter": phase}:
+                        phases.append(clock.building() if phase == "build" else clock.evaluating())
+                        phases[-1].__enter__()
+                    case {"leave": _}:
+                        phases.pop().__exit__(None, None, None)
+                    case {"imported": seconds}:
+                        clock.count_as_build(seconds)
             script.check_exit_code()
         finally:
             script.end()
 
 
-class _Phases:
-    """The phases that a script says it is in, and the imports that count as building."""
-
-    def __init__(self, clock: "TrainingClock") -> None:
-        self._clock = clock
-        self._entered: list[tuple[str, float, contextlib.ExitStack]] = []
-        self._build_seconds = 0.0
-        self._has_reported = False
-
-    def enter(self, phase: str) -> None:
-        stack = contextlib.ExitStack()
-        stack.enter_context(
-            self._clock.building() if phase == "build" else self._clock.evaluating()
-        )
-        self._entered.append((phase, time.monotonic(), stack))
-
-    def leave(self) -> None:
-        phase, began, stack = self._entered.pop()
-        stack.close()
-        if phase == "build":
-            self._build_seconds += time.monotonic() - began
-
-    def count_imports(self, seconds: float) -> None:
-        """Count imports before the first report as building, less what the script itself called
-        building, which may contain them.
-        """
-        if not self._has_reported:
-            self._has_reported = True
-            self._clock.count_as_build(max(0.0, seconds - self._build_seconds))
+run.autotune_check = check  # type: ignore[attr-defined]  # called before the first trial
 
 
 class _Script:
@@ -223,18 +173,22 @@ class _Script:
 
     Args:
         parts: the command.
-        environment: its environment variables.
-        listener: socket at which it may report.
-        metric: name of the target's metric, by which a line of JSON is a report.
+        channel: bound socket that ``autotune.report`` of the script sends to.
+        config: configuration of the training; a line of JSON with its target's metric is a report.
 
     Raises:
         ConfigError: the command cannot be started.
     """
 
-    def __init__(
-        self, parts: list[str], environment: Mapping[str, str], listener: socket.socket, metric: str
-    ) -> None:
-        self._parts, self._metric = parts, metric
+    def __init__(self, parts: list[str], channel: socket.socket, config: TrialConfig) -> None:
+        self._parts, self._channel, self._metric = parts, channel, config.target.metric
+        environment = {name: value for name, value in os.environ.items() if name != PROCESS}
+        environment |= {
+            ADDRESS: channel.getsockname(),
+            SEED: str(config.seed),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONPROFILEIMPORTTIME": "1",
+        }
         try:
             self._process = subprocess.Popen(  # noqa: S603  # the user's own command
                 parts,
@@ -247,138 +201,97 @@ class _Script:
             raise ConfigError(
                 f"training: {parts[0]}: cannot be started: {error.strerror}"
             ) from error
-        assert self._process.stdout is not None
-        self._lines: queue.SimpleQueue[tuple[bytes, socket.socket | None]] = queue.SimpleQueue()
-        self._reporter: list[socket.socket | None] = []
-        """The connection by which the script reported first, None for its stdout; empty before."""
+        self._reporter: list[int | None] = []
+        """The process that reported last, None for lines of JSON; empty before the first report."""
         self._other_names: dict[str, None] = {}
         """Names in lines of JSON that were no reports."""
         self._output: deque[str] = deque(maxlen=400)
         self._num_pythons = 0
-        self.import_seconds = 0.0
-        """Seconds that imports of the first Python took until another one started."""
-        threading.Thread(target=self._read, args=(self._process.stdout, None), daemon=True).start()
-        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
-    def messages(self) -> Iterator[tuple[Mapping[str, Any], Callable[[], object]]]:
-        """Yield what the script says by its connections and its stdout, each with what answers it,
-        until its stdout is closed.
+    def messages(self) -> Iterator[Mapping[str, Any]]:
+        """Yield what the script says by ``autotune.report`` and on its stdout, until that is
+        closed.
 
         Raises:
             ConfigError: several processes train together, or report.
         """
         is_first = True
-        while True:
-            try:
-                line, connection = self._lines.get(timeout=_END_SECONDS)
-            except queue.Empty:
-                if self._process.poll() is None:
-                    continue
-                return  # a process that the script left behind keeps its stdout open
-            if connection is None and not line:
-                return
-            message = json.loads(line) if connection is not None else self._printed(line)
-            if message is None:
-                continue
-            if is_first:
+        for message in self._received():
+            if "imported" not in message and is_first:
                 is_first = False
                 self._refuse_ranks()
             if "report" in message:
-                self._check_reporter(connection)
-            yield message, partial(_answer, connection)
+                self._check_reporter(message.get("process"))
+            yield message
 
-    def _read(self, file: IO[bytes], connection: socket.socket | None) -> None:
-        for line in iter(partial(file.readline, _MAX_LINE_BYTES), b""):
-            self._lines.put((line, connection))
-        file.close()
-        if connection is None:
-            self._lines.put((b"", None))
-        else:
-            connection.close()
-
-    def _accept(self, listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # the script has ended
+    def _received(self) -> Iterator[Mapping[str, Any]]:
+        assert self._process.stdout is not None
+        with self._process.stdout as stdout, selectors.DefaultSelector() as selector:
+            selector.register(stdout, selectors.EVENT_READ)
+            selector.register(self._channel, selectors.EVENT_READ)
+            text = b""
             while True:
-                connection, _ = listener.accept()
-                threading.Thread(
-                    target=self._read, args=(connection.makefile("rb"), connection), daemon=True
-                ).start()
+                ready = [key.fileobj for key, _ in selector.select(1.0)]
+                # before a report that follows it, and the last of both before the end
+                if stdout in ready and (read := os.read(stdout.fileno(), _MAX_BYTES)):
+                    *lines, text = (text + read).split(b"\n")
+                    if len(text) >= _MAX_BYTES:
+                        lines, text = [*lines, text], b""
+                    for line in lines:
+                        yield from self._said_by(line + b"\n")
+                elif self._channel in ready:
+                    yield json.loads(self._channel.recv(_MAX_BYTES))
+                # a process that the script left behind may keep its stdout open
+                elif stdout in ready or self._process.poll() is not None:
+                    if text:
+                        yield from self._said_by(text)
+                    return
 
-    def _printed(self, line: bytes) -> dict[str, Any] | None:
-        """Take a line of output.
-
-        Return its report if it is a line of JSON that has the target's metric.
+    def _said_by(self, line: bytes) -> Iterator[Mapping[str, Any]]:
+        """Take a line of output, which is a message if it tells of an import, or is JSON with the
+        target's metric.
         """
         if line.startswith(_IMPORT_TIME):
-            self._count_import(line)
-            return None
+            microseconds = line.removeprefix(_IMPORT_TIME).partition(b"|")[0].strip()
+            if not microseconds.isdigit():  # the heading, which each Python prints as it starts
+                self._num_pythons += 1
+            elif self._num_pythons == 1 and not self._reporter:
+                yield {"imported": int(microseconds) / 1e6}
+            return
         self._output.append(line.decode(errors="replace"))
         with contextlib.suppress(OSError):
             os.write(1, line)
-        with contextlib.suppress(ValueError):
+        try:
             found = json.loads(line)
-            if isinstance(found, dict) and self._metric in found:
-                numbers = {
-                    name: value
-                    for name, value in found.items()
-                    if isinstance(value, int | float) and not isinstance(value, bool)
-                }
-                numbers.pop(self._metric, None)
-                return {"report": {**numbers, "metric": found[self._metric]}}
-            self._other_names |= dict.fromkeys(found if isinstance(found, dict) else ())
-        return None
+        except ValueError:
+            return
+        if isinstance(found, dict) and self._metric in found:
+            metric = found.pop(self._metric)
+            yield {"report": {**numbers(found), "metric": metric}}
+        elif isinstance(found, dict):
+            self._other_names |= dict.fromkeys(found)
 
-    def _count_import(self, line: bytes) -> None:
-        own_microseconds = line.removeprefix(_IMPORT_TIME).partition(b"|")[0].strip()
-        if not own_microseconds.isdigit():  # the heading, which each Python prints as it starts
-            self._num_pythons += 1
-        elif self._num_pythons == 1:
-            self.import_seconds += int(own_microseconds) / 1e6
-
-    def _check_reporter(self, connection: socket.socket | None) -> None:
-        (reporter,) = self._reporter = self._reporter or [connection]
-        if reporter is not connection and (
-            reporter is None or connection is None or reporter.fileno() >= 0
-        ):
-            raise ConfigError(
-                "training: the command reports from two processes, or by autotune.report and by"
-                " lines of JSON; use one"
-            )
-        self._reporter = [connection]  # the process of an earlier one has ended
+    def _check_reporter(self, process: int | None) -> None:
+        if self._reporter and self._reporter != [process]:
+            (other,) = self._reporter
+            if process is None or other is None or psutil.pid_exists(other):
+                raise ConfigError(
+                    "training: the command reports from two processes, or by autotune.report and by"
+                    " lines of JSON; use one"
+                )
+        self._reporter = [process]
 
     def _refuse_ranks(self) -> None:
-        for child in self._running()[1:]:
+        for child in self.running()[1:]:
             with contextlib.suppress(psutil.Error):
                 environment = child.environ()
-                for name in (
-                    "WORLD_SIZE",
-                    "OMPI_COMM_WORLD_SIZE",
-                    "PMI_SIZE",
-                    "SLURM_STEP_NUM_TASKS",
-                ):
+                for name in _WORLD_SIZES:
                     if environment.get(name) not in (None, "1", os.environ.get(name)):
                         raise ConfigError(
                             f"training: the command started {environment[name]} processes that"
                             f" train together ({name} of process {child.pid}); start one: several"
                             " are not supported yet"
                         )
-
-    @contextlib.contextmanager
-    def suspended(self) -> Iterator[None]:
-        """Context in which the script and the processes that it started stand still.
-
-        They are ended if it raises an error.
-        """
-        # noted now: what a process that ends meanwhile has started would stay suspended
-        running = self._running()
-        _each(running, psutil.Process.suspend)
-        try:
-            yield
-        except BaseException:
-            _each(running, psutil.Process.terminate)
-            raise
-        finally:
-            _each(running, psutil.Process.resume)
 
     def check_exit_code(self) -> None:
         """Raise an error if the script, which has ended, has failed, or has printed another
@@ -388,19 +301,11 @@ class _Script:
         if exit_code != 0:
             lines = "".join(self._output).splitlines()
             last = last_exception(lines)
-            # launchers print a page after it
-            lines = lines[: len(lines) if last is None else last + 1]
-            reason = next(
-                (line.strip() for line in reversed(lines) if line.strip()), "it printed nothing"
-            )
-            raise RuntimeError(
-                "\n".join(
-                    [
-                        f"{reason} ({shlex.join(self._parts)} ended with exit code {exit_code})",
-                        *lines[-20:],
-                    ]
-                )
-            )
+            if last is not None:  # launchers print a page after it
+                lines = lines[: last + 1]
+            reason = next(filter(None, map(str.strip, reversed(lines))), "it printed nothing")
+            first = f"{reason} ({shlex.join(self._parts)} ended with exit code {exit_code})"
+            raise RuntimeError("\n".join([first, *lines[-20:]]))
         if self._other_names and not self._reporter:
             names = [*self._other_names][:20]
             raise ConfigError(
@@ -411,27 +316,21 @@ class _Script:
     def end(self) -> None:
         """End a script that still runs, and the processes that it started."""
         if self._process.poll() is None:
-            running = self._running()
+            running = self.running()
             _each(running, psutil.Process.terminate)
             _each(running, psutil.Process.resume)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_SECONDS)
         if self._process.poll() is None:
-            _each(self._running(), psutil.Process.kill)
+            _each(self.running(), psutil.Process.kill)
             self._process.wait()
 
-    def _running(self) -> list[psutil.Process]:
-        """The script's process and all that it started."""
+    def running(self) -> list[psutil.Process]:
+        """The script's process and all that it started, those that still run."""
         with contextlib.suppress(psutil.NoSuchProcess):
             parent = psutil.Process(self._process.pid)
             return [parent, *parent.children(recursive=True)]
         return []
-
-
-def _answer(connection: socket.socket | None) -> None:
-    with contextlib.suppress(OSError):  # its process has ended
-        if connection is not None:
-            connection.sendall(b"{}\n")
 
 
 def _each(processes: Sequence[psutil.Process], action: Callable[[psutil.Process], None]) -> None:
@@ -439,6 +338,3 @@ def _each(processes: Sequence[psutil.Process], action: Callable[[psutil.Process]
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             action(process)
-
-
-run.autotune_check = check  # type: ignore[attr-defined]  # called before the first trial

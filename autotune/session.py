@@ -2,8 +2,9 @@
 its neighbours.
 
 Outside a trial they do nothing, so that the same code runs by hand. A process runs one training at
-a time. A script that runs as a command (``autotune.command``) finds its trial by an environment
-variable, and reports to the process that started it.
+a time, and all that it reports goes through its one ``Session``. A script that runs as a command
+(``autotune.command``) finds its trial by an environment variable, and reports to the process that
+started it.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import json
 import os
 import socket
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,7 +104,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """The trial that this process trains."""
+    """The trial that this process trains, with its one reporter."""
 
     report: Callable[..., None]
     clock: Clock
@@ -110,11 +112,42 @@ class Session:
     seed: int
     thread: int = field(default_factory=threading.get_ident)
     """Identifier of the thread that trains, the only one that may report."""
-    refused: list[ConfigError] = field(default_factory=list)
-    """Errors of reports from other threads, where nobody may see them."""
     trainers: list[object] = field(default_factory=list)
     """Trainers of Lightning or Hugging Face that began a training, in order; a pause within a
     later training than the first is not possible, because the first would take its checkpoint."""
+
+    def report_trainer(
+        self,
+        trainer: object,
+        metrics: Mapping[str, Any],
+        monitor: str,
+        *,
+        step: int,
+        epoch: float | None,
+        state: Mapping[str, Any] | None,
+        weights: Mapping[str, Any],
+        write_files: Callable[[Path], object],
+    ) -> None:
+        """Report what a trainer of Lightning or Hugging Face measured.
+
+        Args:
+            metrics: all that was measured, by name.
+            monitor: name of the target's metric among them.
+            state: as of ``Checkpoint.save``, as are ``weights`` and ``write_files``.
+
+        Raises:
+            ConfigError: the metric was not measured.
+        """
+        if monitor not in metrics:
+            raise ConfigError(
+                f"autotune: monitor={monitor!r} was not measured; measured were"
+                f" {', '.join(metrics) or 'none yet'}"
+            )
+        self.checkpoint.save(
+            state if self.trainers == [trainer] else None, weights=weights, write_files=write_files
+        )
+        further = numbers({name: value for name, value in metrics.items() if name != monitor})
+        self.report(further | {"metric": metrics[monitor], "step": step, "epoch": epoch or 0.0})
 
 
 _active: Session | None = None
@@ -151,7 +184,7 @@ def current() -> Session | None:
     if trains is not None and trains != str(os.getpid()):
         raise ConfigError(
             f"autotune: was called in process {os.getpid()}, which the training in process {trains}"
-            " has started; accepted is the process that trains, one a trial: processes that train"
+            " has started; call it in the process that trains, one a trial: processes that train"
             " together are not supported yet"
         )
     if _active is None and (address := os.environ.pop(ADDRESS, None)) is not None:
@@ -190,7 +223,7 @@ def trial() -> TrialInfo:
     """
     folder, number = os.environ.get(TRIAL_FOLDER), os.environ.get(TRIAL_NUMBER)
     return TrialInfo(
-        number=None if number is None else int(number),
+        number=int(number) if number else None,
         name=None if folder is None else Path(folder).name,
         folder=Path.cwd() if folder is None else Path(folder),
         seed=int(os.environ.get(SEED, "0")) if _active is None else _active.seed,
@@ -200,7 +233,7 @@ def trial() -> TrialInfo:
 @contextlib.contextmanager
 def in_trial(trial: TrialInfo) -> Iterator[None]:
     """Context in which ``trial`` is the one that this process, and all that it starts, runs in."""
-    number = None if trial.number is None else str(trial.number)
+    number = "" if trial.number is None else str(trial.number)
     with _environment(
         {TRIAL_FOLDER: str(trial.folder), TRIAL_NUMBER: number, SEED: str(trial.seed)}
     ):
@@ -216,36 +249,29 @@ def refuse_within_training() -> None:
     """
     if PROCESS in os.environ or ADDRESS in os.environ:
         raise ConfigError(
-            "tune: was called within a trial, accepted is outside of one; in a script that is"
-            " trained, or starts processes, it belongs beneath if __name__ == '__main__'"
+            "tune: was called within a trial; in a script that is trained, or starts processes, it"
+            " belongs beneath if __name__ == '__main__'"
         )
-    for rank, size in (("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")):
-        found = os.environ.get(size, "1")
-        if found != "1" or os.environ.get(rank, "0") != "0":
+    for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"):
+        if (size := os.environ.get(name, "1")) != "1":
             raise ConfigError(
-                f"tune: found {rank}={os.environ.get(rank)} {size}={found}, accepted is one"
-                " process: start it without torchrun, accelerate launch or mpirun; a study starts"
-                " its own processes"
+                f"tune: was called in one of {size} processes ({name}); start it without torchrun,"
+                " accelerate launch or mpirun: a study starts its own processes"
             )
 
 
 @contextlib.contextmanager
-def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
-    """Context with other environment variables; None is one that is not there."""
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Context with other environment variables."""
     before = {name: os.environ.get(name) for name in values}
-    _set_environment(values)
+    os.environ.update(values)
     try:
         yield
     finally:
-        _set_environment(before)
-
-
-def _set_environment(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
+        for name, value in before.items():
             os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+            if value is not None:
+                os.environ[name] = value
 
 
 ADDRESS = "AUTOTUNE_SESSION"
@@ -259,24 +285,18 @@ TRIAL_FOLDER, TRIAL_NUMBER = "AUTOTUNE_TRIAL_FOLDER", "AUTOTUNE_TRIAL_NUMBER"
 
 
 class _Client:
-    """The trial of a script, seen from within the script: each message is a line of JSON, and is
-    answered by a line.
+    """The trial of a script, seen from within the script: each message is a datagram of JSON.
+
+    The script stands still while a report is decided upon, so nothing waits for an answer.
     """
 
     def __init__(self, address: str) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.connect(address)
-        self._lines = self._socket.makefile("r", encoding="utf-8")
 
     def report(self, *metric: Any, **values: Any) -> None:
-        self._send(
-            {
-                "report": {
-                    name: as_number(name, value)
-                    for name, value in as_reported(metric, values).items()
-                }
-            }
-        )
+        reported = as_reported(metric, values)
+        self._send("report", {name: as_number(name, value) for name, value in reported.items()})
 
     def building(self) -> contextlib.AbstractContextManager[None]:
         return self._within("build")
@@ -286,20 +306,17 @@ class _Client:
 
     @contextlib.contextmanager
     def _within(self, phase: str) -> Iterator[None]:
-        self._send({"enter": phase})
+        self._send("enter", phase)
         try:
             yield
         finally:
-            self._send({"leave": phase})
+            self._send("leave", phase)
 
-    def _send(self, message: Mapping[str, Any]) -> None:
+    def _send(self, verb: str, value: Any) -> None:
         try:
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
-            answer = self._lines.readline()
-        except OSError:
-            answer = ""
-        if not answer:  # the trial is over
-            raise SystemExit(0)
+            self._socket.send(json.dumps({verb: value, "process": os.getpid()}).encode())
+        except OSError:  # the trial is over
+            raise SystemExit(0) from None
 
 
 def report(*metric: Any, **values: Any) -> None:
@@ -327,13 +344,10 @@ def report(*metric: Any, **values: Any) -> None:
     if session is None:
         return
     if threading.get_ident() != session.thread:
-        error = ConfigError(
-            f"autotune.report: was called in the thread {threading.current_thread().name!r},"
-            " accepted is the thread that trains, since a training stands still while its report"
-            " is decided upon"
+        raise ConfigError(
+            f"autotune.report: was called in the thread {threading.current_thread().name!r}; call"
+            " it in the thread that trains, which stands still while its report is decided upon"
         )
-        session.refused.append(error)
-        raise error
     session.report(**reported)
 
 
@@ -341,15 +355,18 @@ REPORTED = frozenset({"metric", "loss", "step", "epoch", "samples"})
 """Names of reported values that are no further metrics."""
 
 
-def further_metrics(metrics: Mapping[str, Any], monitor: str) -> dict[str, Any]:
-    """What a trainer measured beside the metric that it is monitored by, as ``report`` takes it
-    by name.
-    """
-    return {
-        name: value
-        for name, value in metrics.items()
-        if name != monitor and name not in REPORTED - {"loss"}
-    }
+def numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a trainer's or a script's values that are numbers; warns once of each other."""
+    found = {}
+    for name, value in values.items():
+        try:
+            found[name] = as_number(name, value)
+        except ConfigError:
+            warnings.warn(
+                f"autotune: {name} is not tracked: {type(value).__name__} is no number",
+                stacklevel=2,
+            )
+    return found
 
 
 def meant_by(names: Iterable[str], metric: str) -> str:
@@ -376,7 +393,7 @@ def as_number(name: str, value: Any) -> float:
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
-            f"reported {name} as {type(value).__name__}, accepted is a number ({reason})"
+            f"reported {name} as {type(value).__name__}, which is not a number ({reason})"
         ) from error
 
 
@@ -389,8 +406,8 @@ def as_reported(metric: Sequence[Any], values: Mapping[str, Any]) -> dict[str, A
     if len(metric) > 1:
         found = ", ".join(str(value)[:40] for value in metric)
         raise ConfigError(
-            f"autotune.report: found {len(metric)} arguments by position ({found}), accepted is the"
-            " metric alone; the others go by name, such as step=100"
+            f"autotune.report: found {len(metric)} arguments by position ({found}); give the metric"
+            " alone by position, and the others by name, such as step=100"
         )
     if metric and isinstance(metric[0], Mapping):
         return {**{str(name): value for name, value in metric[0].items()}, **values}

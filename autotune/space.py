@@ -318,7 +318,7 @@ class SearchSpace:
             return others.merged_with(replace(of_gpus, gpu_only=frozenset(of_gpus.parameters)))
         for key, domain in mapping.items():
             name = f"{where}/{key}" if where else str(key)
-            if not isinstance(key, str) or not re.fullmatch(r"[A-Za-z_][\w@/]*(\.\w+)*", key):
+            if not isinstance(key, str) or not re.fullmatch(r"[A-Za-z_][\w@/]*(\.[\w-]+)*", key):
                 raise SearchSpaceError(
                     f"{source}: {name}: is not a config key, such as optimizer.lr"
                 )

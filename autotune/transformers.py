@@ -10,15 +10,13 @@ at the end. A training that continues from there is as if it had not been paused
 
 import copy
 import functools
-import inspect
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from autotune.errors import ConfigError
-from autotune.session import current, evaluating, further_metrics
+from autotune.session import current, evaluating
 
 _SPEEDS = ("_runtime", "_per_second")
 """Ends of the names of what ``Trainer.evaluate`` tells of its own speed."""
@@ -46,64 +44,21 @@ class ReportCallback(TrainerCallback):
         """Metrics of the evaluation that is not yet reported."""
         self._reported_step = 0
 
-    def on_init_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Become the first callback, time evaluations, and have ``Trainer.train`` continue from the
-        checkpoint of a paused training.
-
-        Raises:
-            ConfigError: several processes train together.
+    def attach(self, trainer: Trainer) -> None:
+        """Become the first callback of a trainer that begins a training, so that no other has begun
+        a step before this one reports the last.
         """
-        session = current()
-        if session is None:
-            return
-        if args.world_size > 1:
-            raise ConfigError(
-                f"autotune.transformers: found {args.world_size} processes that train together,"
-                " accepted is one: a program that torchrun or accelerate launch has not started"
-            )
-        trainer = self._trainer = _calling_trainer()
+        self._trainer = trainer
         callbacks = trainer.callback_handler.callbacks
         callbacks.insert(0, callbacks.pop(callbacks.index(self)))
-        evaluate = trainer.evaluate
-
-        @functools.wraps(evaluate)
-        def evaluate_untimed(*args: Any, **kwargs: Any) -> dict[str, float]:
-            with evaluating():
-                return evaluate(*args, **kwargs)
-
-        trainer.evaluate = evaluate_untimed  # type: ignore[method-assign]
-        if session.checkpoint.files is not None and not session.checkpoint.is_loaded:
-            (folder,) = session.checkpoint.files.iterdir()
-            args.eval_on_start = False  # callbacks have seen that evaluation
-            args.restore_callback_states_from_checkpoint = True
-            train = trainer.train
-
-            @functools.wraps(train)
-            def train_on(resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-                return train(str(folder), *args, **kwargs)
-
-            trainer.train = train_on  # type: ignore[method-assign]
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Count the trainings of the trial.
-
-        Raises:
-            ConfigError: the callback was added to a trainer that was there already.
-        """
-        session = current()
-        if session is None:
-            return
-        if self._trainer is None:
-            raise ConfigError(
-                "autotune.transformers.ReportCallback: found one that was added by add_callback, "
-                "accepted is Trainer(..., callbacks=[ReportCallback(...)])"
-            )
-        session.trainers.append(self._trainer)
-        self._reported_step = state.global_step
+        """Count the trainings of the trial."""
+        if (session := current()) is not None and self._trainer is not None:
+            session.trainers.append(self._trainer)
+            self._reported_step = state.global_step
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -164,59 +119,69 @@ class ReportCallback(TrainerCallback):
         session, trainer = current(), self._trainer
         if session is None or trainer is None or not self._due:
             return
-        metrics, self._due, self._reported_step = self._due, {}, state.global_step
-        if self._monitor not in metrics:
-            raise ConfigError(
-                f"autotune.transformers.ReportCallback: monitor={self._monitor!r} was not computed,"
-                f" accepted are {', '.join(metrics)}"
-            )
-        is_first_training = session.trainers == [trainer]
+        due, self._due, self._reported_step = self._due, {}, state.global_step
         model: Any = trainer.model
-        session.checkpoint.save(
-            {} if is_resumable and is_first_training else None,
-            weights=model.state_dict(),
-            write_files=_saver(trainer),
-        )
-        numbers = {
-            name: value
-            for name, value in metrics.items()
-            if isinstance(value, int | float) and not name.endswith(_SPEEDS)
-        }
-        session.report(
-            metrics[self._monitor],
+        session.report_trainer(
+            trainer,
+            {name: value for name, value in due.items() if not name.endswith(_SPEEDS)},
+            self._monitor,
             step=state.global_step,
             epoch=state.epoch,
-            **further_metrics(numbers, self._monitor),
+            state={} if is_resumable else None,
+            weights=model.state_dict(),
+            write_files=functools.partial(_save, trainer),
         )
 
 
-def _saver(trainer: Trainer) -> Callable[[Path], None]:
-    def save(folder: Path) -> None:
-        args, trainer.args = trainer.args, copy.copy(trainer.args)
-        trainer.args.output_dir = str(folder)
-        # otherwise this would become the best checkpoint's folder
-        trainer.args.save_strategy = "no"
-        trainer.args.save_total_limit, trainer.args.save_only_model, trainer.args.push_to_hub = (
-            None,
-            False,
-            False,
-        )
-        try:
-            # what Trainer itself calls when a save is due
-            trainer._save_checkpoint(cast("Any", trainer.model), trial=None)  # noqa: SLF001
-        finally:
-            trainer.args = args
-
-    return save
+def _save(trainer: Trainer, folder: Path) -> None:
+    """Have the trainer save its checkpoint into a folder, as if none of its own were due."""
+    model: Any = trainer.model
+    args, trainer.args = trainer.args, copy.copy(trainer.args)
+    trainer.args.output_dir, trainer.args.save_strategy = str(folder), "no"
+    trainer.args.save_total_limit = None
+    trainer.args.save_only_model = trainer.args.push_to_hub = False
+    try:
+        # what Trainer itself calls when a save is due
+        trainer._save_checkpoint(model, trial=None)  # noqa: SLF001
+    finally:
+        trainer.args = args
 
 
-def _calling_trainer() -> Trainer:
-    """The trainer whose initialisation calls this callback: callbacks are given much, but not
-    their trainer.
+_library_train, _library_evaluate = Trainer.train, Trainer.evaluate
+
+
+@functools.wraps(_library_train)
+def _train(trainer: Trainer, *args: Any, **kwargs: Any) -> Any:
+    """``Trainer.train``; in a trial it refuses several processes, and continues a paused training.
+
+    Both are too late in a callback, which is not given its trainer either.
+
+    Raises:
+        ConfigError: several processes train together.
     """
-    frame = inspect.currentframe()
-    while frame is not None:
-        if isinstance(trainer := frame.f_locals.get("self"), Trainer):
-            return trainer
-        frame = frame.f_back
-    raise AssertionError("a Trainer makes its callbacks")
+    callbacks = trainer.callback_handler.callbacks
+    callback = next((item for item in callbacks if isinstance(item, ReportCallback)), None)
+    if callback is not None and (session := current()) is not None:
+        if (size := trainer.args.world_size) > 1:
+            raise ConfigError(
+                f"autotune.transformers: found {size} processes that train together; a trial trains"
+                " in one process, which torchrun or accelerate launch has not started"
+            )
+        callback.attach(trainer)
+        if session.checkpoint.files is not None and not session.checkpoint.is_loaded:
+            (folder,) = session.checkpoint.files.iterdir()
+            trainer.args.eval_on_start = False  # callbacks have seen that evaluation
+            trainer.args.restore_callback_states_from_checkpoint = True
+            args, kwargs = (), {**kwargs, "resume_from_checkpoint": str(folder)}
+    return _library_train(trainer, *args, **kwargs)
+
+
+@functools.wraps(_library_evaluate)
+def _evaluate(trainer: Trainer, *args: Any, **kwargs: Any) -> dict[str, float]:
+    """``Trainer.evaluate``; in a trial its time is not training."""
+    with evaluating():
+        return _library_evaluate(trainer, *args, **kwargs)
+
+
+Trainer.train = _train  # type: ignore[method-assign, assignment]
+Trainer.evaluate = _evaluate  # type: ignore[method-assign, assignment]

@@ -140,7 +140,9 @@ def test_it_ends_at_the_target_and_its_weights_score_the_same(
 
 
 def test_a_metric_that_is_not_logged_is_one_line(own: MakeConfig) -> None:
-    with pytest.raises(ConfigError, match="monitor='val_f1' was not logged, accepted are val_loss"):
+    with pytest.raises(
+        ConfigError, match="monitor='val_f1' was not measured; measured were val_loss"
+    ):
         list(start_training(own(lr=0.01, monitor="val_f1")))
 
 
@@ -336,8 +338,6 @@ def test_a_trainer_of_several_processes_is_refused_before_they_are_started(
 ) -> None:
     with pytest.raises(
         ConfigError,
-        match=(
-            r"found a Trainer with devices=.*accepted in a trial is one that trains in the trial's"
-        ),
+        match=(r"found a Trainer with devices=.*a trial trains in its own process"),
     ):
         list(start_training(own(lr=0.01, **settings)))

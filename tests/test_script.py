@@ -181,17 +181,32 @@ def test_text_and_truth_values_in_a_line_of_json_are_no_metrics(
     own: MakeConfig, metric: str
 ) -> None:
     with pytest.raises(
-        ConfigError, match=r"reported metric as (str|bool|NoneType|list), accepted is a number"
+        ConfigError, match=r"reported metric as (str|bool|NoneType|list), which is not a number"
     ):
         list(start_training(own(f"""print('{{"score": {metric}}}')""")))
 
 
 @pytest.mark.parametrize("by", ["print(json.dumps(values))", "autotune.report(values)"])
 def test_a_further_metric_of_a_script_keeps_its_name(own: MakeConfig, by: str) -> None:
-    config = own(f"import json, autotune\nvalues = {{'score': 0.5, 'enter': 3}}\n{by}")
+    values = {"score": 0.5, "enter": 3, "d_loss": 4, "metrics": 5}
+    config = own(f"import json, autotune\nvalues = {values}\n{by}")
     target = replace(config.target, value=0.5, constraints={"enter": {"at_most": 3}})
     (evaluation,) = start_training(replace(config, target=target))
-    assert (evaluation.metrics, evaluation.outcome) == ({"enter": 3}, Outcome.REACHED)
+    assert evaluation.metrics == {"enter": 3, "d_loss": 4, "metrics": 5}
+    assert evaluation.outcome is Outcome.REACHED
+
+
+def test_what_is_no_number_in_a_line_of_json_is_said_and_not_tracked(own: MakeConfig) -> None:
+    script = """print('{"score": 0.5, "note": "warm", "f1": 0.2}')"""
+    with pytest.warns(UserWarning, match="note is not tracked: str is no number"):
+        (evaluation,) = start_training(own(script))
+    assert evaluation.metrics == {"f1": 0.2}
+
+
+def test_a_field_may_have_a_hyphen(own: MakeConfig) -> None:
+    template = "python {file} --by {weight-decay}"
+    (*_, last) = start_training(own(PRINTING, command=template, **{"weight-decay": 0.5}))
+    assert last.metric == 2
 
 
 TWO = """

@@ -305,7 +305,7 @@ def test_a_value_arrives_everywhere_as_it_was_given(
             (0.01, 0.3),
             "tune(fit): space: x: found (0.01, 0.3); a range is autotune.uniform(0.01, 0.3)",
         ),
-        ([{1: "a"}], "tune(fit): space: x: found a mapping with other keys than text, not numbers"),
+        ([{1: "a"}], "tune(fit): space: x: found dict, not numbers"),
         ([Outcome.ERRORED], "tune(fit): space: x: found Outcome, not numbers"),
         ([np.float32], "tune(fit): space: x: found type, not numbers"),
         (

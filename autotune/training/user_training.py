@@ -288,10 +288,8 @@ def _reports(
         session = Session(report=report, clock=user_clock, checkpoint=checkpoint, seed=config.seed)
         with imports_are_build(clock, paid), in_session(session):
             yield
-        if session.refused:
-            raise session.refused[0]
 
-    if inspect.isgeneratorfunction(function.func):
+    if inspect.isgeneratorfunction(inspect.unwrap(function.func)):
 
         def refused(*_: Any, **__: Any) -> None:
             raise ConfigError(

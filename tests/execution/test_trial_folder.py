@@ -214,7 +214,7 @@ def test_what_is_refused_in_a_process_of_the_trainings_makes_it_invalid(task: Ma
     report = trained(task(reporting_in_a_process))
     assert report.outcome is Outcome.INVALID
     assert report.error is not None
-    assert "accepted is the process that trains, one a trial" in report.error
+    assert "call it in the process that trains, one a trial" in report.error
     assert "\n" not in report.error
 
 
