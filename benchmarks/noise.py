@@ -148,7 +148,7 @@ def confirmed(
 def raced(race: PlannedRace, limits: RaceLimits, draw: Callable[[int], Training]) -> Confirmation:
     """Run a planned race to its end, with every run drawn by ``draw`` for the trial of its arm."""
     runs: dict[tuple[int, int], TrialResult] = {}
-    while pending := race.standing(runs, limits, OBJECTIVE).pending:
+    while pending := race.state(runs, limits, OBJECTIVE).pending:
         trial, number = pending[0]
         runs[trial, number] = result_of(trial, draw(trial))
     return conclude(race, runs, limits, OBJECTIVE)
@@ -180,7 +180,10 @@ def by_race(
     )
     claim = found.speed_up.ratio if is_claimed and found.speed_up is not None else None
     return Found(
-        found.best.trial, claim, len(found.runs), tuple(arm.trial for arm in found.arms[1:])
+        found.best.trial,
+        claim,
+        len(found.runs),
+        tuple(arm.trial for arm in found.configurations[1:]),
     )
 
 

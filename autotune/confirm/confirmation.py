@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.confirm.race import Arm, RaceLimits, Standing, standing
-from autotune.confirm.statistics import Ratio, ratio_of_expected_scores
+from autotune.confirm.race import Configuration, RaceLimits, RaceState, race_state
+from autotune.confirm.statistics import Ratio, RunScore, ratio_of_pairs
 from autotune.measurement import TrialResult
 from autotune.objective import Objective
 from autotune.reporting.scores import ArmScores, run_score, score_format_of
@@ -23,7 +23,7 @@ BASELINE = "baseline"
 _MIN_RUN_SECONDS = 1e-3
 
 Runs = Mapping[tuple[int, int], TrialResult]
-"""Confirmation runs, by (trial number of the arm, number of the round)."""
+"""Confirmation runs, by trial and number of the round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +36,8 @@ class PlannedRace:
     first_round: int
     """Number of the race's first round within the study; each race of a study has rounds, and so
     seeds, of its own."""
-    arms: tuple[Arm, ...]
-    """The arms that race, the baseline first."""
+    configurations: tuple[Configuration, ...]
+    """The configurations that race, the baseline first."""
     train_seconds: float
     """Training time of all search trials together, in seconds."""
 
@@ -45,12 +45,12 @@ class PlannedRace:
         """The race as plain data for the storage; see ``from_dict``."""
         entrants = [
             {
-                "arm": arm.trial,
-                "expected_score": arm.expected_score if math.isfinite(arm.expected_score) else None,
-                "run_seconds": arm.run_seconds,
-                "least_score": arm.least_score,
+                "arm": each.trial,
+                "expected_score": each.expected_score,
+                "run_seconds": each.run_seconds,
+                "least_score": each.least_score,
             }
-            for arm in self.arms
+            for each in self.configurations
         ]
         return {
             "num_trials": self.num_trials,
@@ -64,27 +64,25 @@ class PlannedRace:
         cls, fields: Mapping[str, Any], baseline: Suggestion, results: Mapping[int, TrialResult]
     ) -> "PlannedRace":
         """Restore a race from what ``as_dict`` returned."""
-        arms: list[Arm] = []
-        for kept in fields["entrants"]:
-            trial, expected_score = kept["arm"], kept["expected_score"]
-            arms.append(
-                Arm(
-                    trial=trial,
-                    label=f"trial {trial}" if arms else BASELINE,
-                    suggestion=Suggestion(results[trial].values) if arms else baseline,
-                    expected_score=math.inf if expected_score is None else expected_score,
-                    run_seconds=kept["run_seconds"],
-                    least_score=kept["least_score"],
-                )
+        configurations = tuple(
+            Configuration(
+                trial=(trial := kept["arm"]),
+                label=f"trial {trial}" if index else BASELINE,
+                suggestion=Suggestion(results[trial].values) if index else baseline,
+                expected_score=kept["expected_score"],
+                run_seconds=kept["run_seconds"],
+                least_score=kept["least_score"],
             )
+            for index, kept in enumerate(fields["entrants"])
+        )
         return cls(
             num_trials=fields["num_trials"],
             first_round=fields["first_round"],
-            arms=tuple(arms),
+            configurations=configurations,
             train_seconds=fields["train_seconds"],
         )
 
-    def standing(self, runs: Runs, limits: RaceLimits, objective: Objective) -> Standing:
+    def state(self, runs: Runs, limits: RaceLimits, objective: Objective) -> RaceState:
         """State of the race after the study's confirmation runs so far; its rounds count from 0."""
         known = {
             (trial, number - self.first_round): (
@@ -92,7 +90,7 @@ class PlannedRace:
             )
             for (trial, number), run in self.runs(runs).items()
         }
-        return standing(self.arms[0], self.arms[1:], limits, known)
+        return race_state(self.configurations, limits, known)
 
     def runs(self, runs: Runs) -> Runs:
         """The runs of this race, out of all confirmation runs of the study."""
@@ -103,27 +101,27 @@ class PlannedRace:
 class Confirmation:
     """The result of a confirmation race."""
 
-    arms: tuple[Arm, ...]
-    """The arms that raced, the baseline first."""
+    configurations: tuple[Configuration, ...]
+    """The configurations that raced, the baseline first."""
     runs: Runs
-    chosen: Arm | None
+    chosen: Configuration | None
     """The candidate that won the race; None if no candidate has won."""
-    best: Arm | None
-    """The arm to export: the chosen arm, or the baseline if that is better; None if no run of
+    best: Configuration | None
+    """What to export: the chosen candidate, or the baseline if that is better; None if no run of
     either reached the target."""
     speed_up: Ratio | None
-    """The baseline's expected score over the chosen arm's, from runs that had no part in
+    """The baseline's expected score over the chosen candidate's, from runs that had no part in
     choosing it; None if neither reached."""
     scores: Mapping[int, ArmScores]
-    """Scores of each arm, by its trial number; for the baseline and the chosen arm only of the
-    runs that the claim is based on."""
+    """Scores of each configuration, by its trial; for the baseline and the chosen candidate only of
+    the runs that the claim is based on."""
     reasons: Mapping[int, str] = field(default_factory=dict)
-    """Why candidates left the race or were not exported, by trial number."""
+    """Why candidates left the race or were not exported, by trial."""
 
     @property
     def is_baseline_best(self) -> bool:
         """Whether no candidate is better than the baseline."""
-        return self.best is self.arms[0]
+        return self.best is self.configurations[0]
 
 
 def plan_race(
@@ -143,48 +141,44 @@ def plan_race(
         number: max(_fresh_seconds(result, first_build_seconds), _MIN_RUN_SECONDS)
         for number, result in results.items()
     }
-    best_first = sorted(expected_scores, key=expected_scores.__getitem__)
     fallback = run_seconds.get(min(expected_scores, default=baseline_trial), _MIN_RUN_SECONDS)
-    arms = [
-        Arm(
+    configurations = [
+        Configuration(
             trial=baseline_trial,
             label=BASELINE,
             suggestion=baseline,
-            expected_score=expected_scores.get(baseline_trial, math.inf),
+            expected_score=expected_scores.get(baseline_trial),
             run_seconds=run_seconds.get(baseline_trial, fallback),
             least_score=(run_score(first, objective).score if first is not None else None) or 0.0,
         )
     ]
-    raced_keys = {baseline.key}
+    raced = {baseline}
     if first is not None:  # lr=1 of the baseline is lr=1.0 in its trial
-        raced_keys.add(Suggestion(first.values).key)
-    for number in best_first:
+        raced.add(Suggestion(first.values))
+    for number in sorted(expected_scores, key=expected_scores.__getitem__):
         suggestion = Suggestion(results[number].values)
-        if (
-            len(arms) <= num_candidates
-            and number != baseline_trial
-            and suggestion.key not in raced_keys
-        ):
-            raced_keys.add(suggestion.key)
-            arms.append(
-                Arm(
-                    trial=number,
-                    label=f"trial {number}",
-                    suggestion=suggestion,
-                    expected_score=expected_scores[number],
-                    run_seconds=run_seconds[number],
-                )
+        if number == baseline_trial or suggestion in raced:
+            continue
+        raced.add(suggestion)
+        configurations.append(
+            Configuration(
+                trial=number,
+                label=f"trial {number}",
+                suggestion=suggestion,
+                expected_score=expected_scores[number],
+                run_seconds=run_seconds[number],
             )
+        )
     return PlannedRace(
         num_trials=len(results),
         first_round=first_round,
-        arms=tuple(arms),
+        configurations=tuple(configurations[: num_candidates + 1]),
         train_seconds=math.fsum(map(_train_seconds, results.values())),
     )
 
 
 def confirmation_seed(study_seed: int, number: int) -> int:
-    """The seed that all arms share in a round of confirmation; no search trial has that seed."""
+    """The seed of all runs of a confirmation round; no search trial has it."""
     return derived_seed(study_seed, f"confirm {number}")
 
 
@@ -192,43 +186,35 @@ def conclude(
     race: PlannedRace, runs: Runs, limits: RaceLimits, objective: Objective
 ) -> Confirmation:
     """The result of a race that is finished or was interrupted."""
-    now, runs = race.standing(runs, limits, objective), race.runs(runs)
-    claim_rounds = [number + race.first_round for number in now.claim_rounds]
-    baseline, *candidates = race.arms
-    chosen = next((arm for arm in candidates if arm.trial == now.winner), None)
-    run_scores = {key: run_score(run, objective) for key, run in sorted(runs.items())}
+    state, runs = race.state(runs, limits, objective), race.runs(runs)
+    claim_rounds = {number + race.first_round for number in state.claim_rounds}
+    baseline, *candidates = race.configurations
+    chosen = next((each for each in candidates if each.trial == state.winner), None)
+    known = {each.trial: dict[int, RunScore]() for each in race.configurations}
+    for (trial, number), run in sorted(runs.items()):
+        if number in claim_rounds or trial not in (baseline.trial, state.winner):
+            known[trial][number] = run_score(run, objective)
     scores = {
-        arm.trial: ArmScores(
-            label=arm.label,
-            runs=[
-                score
-                for (trial, number), score in run_scores.items()
-                if trial == arm.trial and (number in claim_rounds or arm not in (baseline, chosen))
-            ],
+        each.trial: ArmScores(
+            label=each.label,
+            runs=list(known[each.trial].values()),
             scale=score_format_of(objective),
         )
-        for arm in race.arms
+        for each in race.configurations
     }
-    speed_up, reasons, is_baseline_better = None, dict(now.reasons), now.is_baseline_better
+    speed_up, reasons, is_baseline_better = None, dict(state.reasons), state.is_baseline_better
     if chosen is not None:
-        pairs = [
-            (run_scores[baseline.trial, number], run_scores[chosen.trial, number])
-            for number in claim_rounds
-            if {(baseline.trial, number), (chosen.trial, number)} <= runs.keys()
-        ]
-        speed_up = ratio_of_expected_scores(
-            [one for one, _ in pairs], [other for _, other in pairs]
-        )
+        speed_up = ratio_of_pairs(known[baseline.trial], known[chosen.trial])
         of_chosen = scores[chosen.trial]
         rate = of_chosen.num_reached / of_chosen.num_runs if of_chosen.runs else 1.0
-        if rate < limits.min_reach_rate and not now.pending:
+        if rate < limits.min_reach_rate and not state.pending:
             least = f"confirm.min_reach_rate is {limits.min_reach_rate:g}"
             reasons[chosen.trial] = f"reached in {rate:.0%} of the runs of its claim, {least}"
             is_baseline_better = True
     order = (baseline, chosen) if is_baseline_better else (chosen, baseline)
-    best = next((arm for arm in order if arm and scores[arm.trial].num_reached), None)
+    best = next((each for each in order if each and scores[each.trial].num_reached), None)
     return Confirmation(
-        arms=race.arms,
+        configurations=race.configurations,
         runs=runs,
         chosen=chosen,
         best=best,

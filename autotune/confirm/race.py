@@ -15,7 +15,7 @@ candidates needs no baseline, and the runs by which the winner was chosen flatte
   (an internal pilot study). If another candidate is better by all its runs than the winner by all
   of its own, those of the claim included, the claim is begun again with that one, on further seeds.
 
-A race keeps no state: its standing follows from its arms, its limits and the runs so far, so
+A race keeps nothing: its state follows from its configurations, its limits and the runs so far, so
 another process continues it exactly where it stopped.
 
 Source: Karnin, Koren and Somekh, Almost Optimal Exploration in Multi-Armed Bandits (ICML 2013),
@@ -26,7 +26,7 @@ from the stage that did not choose; Wittes and Brittain, The role of internal pi
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
@@ -71,16 +71,16 @@ _MAX_PAIRS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arm:
+class Configuration:
     """A configuration that is confirmed: the baseline or a candidate."""
 
     trial: int
     """Number of the search trial that the configuration comes from."""
     label: str
     suggestion: Suggestion
-    expected_score: float
-    """Score that the search expects of the configuration; infinite if it never reached the
-    target. Of a candidate it is an order only."""
+    expected_score: float | None
+    """Score that the search expects of the configuration; None if it never reached the target.
+    Of a candidate it is an order only."""
     run_seconds: float
     """Seconds of training that a run of the configuration is expected to take."""
     least_score: float = 0.0
@@ -104,21 +104,21 @@ class RaceLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class RaceState:
     """State of a race after the runs made so far."""
 
     pending: tuple[tuple[int, int], ...]
-    """Arm and round of the next runs, in the order of execution; empty when the race is over."""
+    """Trial and round of the next runs, in the order of execution; empty when the race is over."""
     num_runs: int
     """Total number of runs that the race will take, as far as it is known now."""
     winner: int | None = None
-    """The arm that was chosen; None while choosing, or without any candidate."""
+    """Trial of the candidate that was chosen; None while choosing, or without any candidate."""
     claim_rounds: tuple[int, ...] = ()
     """The rounds whose runs the claim is computed from."""
     look: int = MIN_PAIRS
     """Number of the claim's rounds after which the race next decides how to continue."""
     reasons: Mapping[int, str] = field(default_factory=dict)
-    """Reason why each candidate left, by arm."""
+    """Reason why each candidate left, by trial."""
     is_baseline_better: bool = False
     """Whether the baseline scored better than the winner over all runs of the finished race."""
 
@@ -135,53 +135,48 @@ class Standing:
         return pairs[: math.ceil(num_needed / num_devices) * num_devices]
 
 
-def standing(
-    baseline: Arm,
-    candidates: Sequence[Arm],
+def race_state(
+    configurations: Sequence[Configuration],
     limits: RaceLimits,
     runs: Mapping[tuple[int, int], RunScore],
-) -> Standing:
-    """Standing of a race after the given runs.
+) -> RaceState:
+    """State of a race after the given runs.
 
     Args:
-        candidates: any number of them, in any order.
-        runs: runs made so far, by arm and number of the round, from 0.
+        configurations: the baseline, then any number of candidates in any order.
+        runs: runs made so far, by trial and number of the round, from 0.
     """
-    return _Race(baseline, candidates, limits, runs).standing()
+    race = _Race(configurations, limits, runs)
+    state = race.choose()
+    while not isinstance(state, RaceState):
+        state = race.claim(state)
+    return state
 
 
 class _Race:
-    """One pass over the runs of a race, from its start to its present standing."""
+    """One pass over the runs of a race, from its start to its present state."""
 
     def __init__(
         self,
-        baseline: Arm,
-        candidates: Sequence[Arm],
+        configurations: Sequence[Configuration],
         limits: RaceLimits,
         runs: Mapping[tuple[int, int], RunScore],
     ) -> None:
-        self._baseline = baseline
-        self._candidates = sorted(candidates, key=lambda arm: arm.expected_score)
+        self._baseline = configurations[0]
+        self._candidates = sorted(configurations[1:], key=lambda each: each.expected_score or 0.0)
         self._limits = limits
         self._known = runs
-        self._taken: dict[int, list[RunScore]] = {arm.trial: [] for arm in [baseline, *candidates]}
-        self._num_before_claim: dict[int, int] = {}
-        """Number of runs of each arm before its claim."""
+        self._estimates = _Estimates(configurations, limits.min_reach_rate)
         self._reasons: dict[int, str] = {}
         self._num_claims = 0
         self._round = 0
 
-    def standing(self) -> Standing:
-        """Follow the race as far as its runs are known, and return its standing."""
-        winner = self._choose() if self._candidates else None
-        while not isinstance(winner, Standing):
-            winner = self._claim(winner)
-        return winner
-
-    def _choose(self) -> Arm | Standing:
-        """The winner among the candidates, or a standing if choosing needs more runs."""
-        limits = self._limits
-        pair_seconds = self._baseline.run_seconds + self._candidates[0].run_seconds
+    def choose(self) -> Configuration | RaceState | None:
+        """The winner among the candidates, None without any; a state if that needs more runs."""
+        if not self._candidates:
+            return None
+        limits, racing = self._limits, list(self._candidates)
+        pair_seconds = self._baseline.run_seconds + racing[0].run_seconds
         num_pairs = limits.num_pairs or max(MIN_PAIRS, round(_CLAIM_SHARE * limits.max_runs / 2))
         claim_seconds = min(
             num_pairs * pair_seconds,
@@ -189,32 +184,32 @@ class _Race:
         )
         runs_left = limits.max_runs - 2 * num_pairs
         seconds_left = limits.max_seconds - claim_seconds
-        racing = list(self._candidates)
         while len(racing) > 1 and not _fits(racing, runs_left, seconds_left):
             self._reasons[racing.pop().trial] = (
                 "not run: the limits leave no runs for it, and the search expected more of the"
                 " others"
             )
         while len(racing) > 1:
-            round_seconds = sum(arm.run_seconds for arm in racing)
+            num_first = max(1, _FIRST_ROUNDS - self._round)
+            round_seconds = sum(each.run_seconds for each in racing)
             affordable = min(
                 runs_left / len(racing),
                 seconds_left / round_seconds if round_seconds > 0 else math.inf,
             )
             num_halvings = math.ceil(math.log2(len(racing)))
-            for _ in range(max(1, _FIRST_ROUNDS - self._round, int(affordable / num_halvings))):
-                if pending := self._pending([arm.trial for arm in racing], self._round):
-                    sizes = _halving_sizes(len(racing), max(1, _FIRST_ROUNDS - self._round))
-                    num_to_come = sum(sizes) - (len(racing) - len(pending)) + 2 * num_pairs
-                    return Standing(
+            for _ in range(max(num_first, int(affordable / num_halvings))):
+                if pending := self._pending(racing, self._round):
+                    num_first = max(1, _FIRST_ROUNDS - self._round)
+                    num_to_come = sum(_halving_sizes(len(racing), num_first)) + 2 * num_pairs
+                    return RaceState(
                         pending=pending,
-                        num_runs=self._num_taken + num_to_come,
-                        reasons=dict(self._reasons),
+                        num_runs=self._estimates.num_runs + num_to_come,
+                        reasons=self._reasons,
                     )
-                self._take([arm.trial for arm in racing], [self._round])
+                self._take(racing, [self._round])
                 runs_left -= len(racing)
-                for arm in racing:
-                    seconds_left -= self._taken[arm.trial][-1].seconds
+                for each in racing:
+                    seconds_left -= self._known[each.trial, self._round].seconds
                 self._round += 1
                 racing = self._without_those_behind(racing)
                 if len(racing) == 1:
@@ -222,24 +217,24 @@ class _Race:
             racing = self._faster_half(racing)
         return racing[0]
 
-    def _claim(self, winner: Arm | None) -> Standing | Arm:
-        """Standing of the claim: pairs of winner and baseline, or the baseline alone if no arm won.
+    def claim(self, winner: Configuration | None) -> Configuration | RaceState:
+        """State of the claim: pairs of winner and baseline, or the baseline alone if none won.
 
         Returns:
-            The standing; or another candidate that the claim is begun again with.
+            The state; or another candidate that the claim is begun again with.
         """
-        arms = [self._baseline.trial] if winner is None else [self._baseline.trial, winner.trial]
+        pair = [self._baseline] if winner is None else [self._baseline, winner]
         self._num_claims += 1
         num_pairs_needed = self._pairs_needed(winner)
         num_pairs, taken, look = num_pairs_needed(1.0, ()), 0, _TRIED_PAIRS
-        self._num_before_claim |= {arm: len(self._taken[arm]) for arm in arms}
+        self._estimates.begin_claim(pair)
         while True:
             rounds = tuple(range(self._round, self._round + num_pairs))
-            pending = tuple(run for number in rounds for run in self._pending(arms, number))
-            self._take(arms, rounds[taken:look])
+            pending = tuple(run for number in rounds for run in self._pending(pair, number))
+            self._take(pair, rounds[taken:look])
             taken = min(look, num_pairs)
             if any(number in rounds[:look] for _, number in pending):
-                self._take(arms, rounds[look:])
+                self._take(pair, rounds[look:])
                 break
             if winner and (better := self._better(winner, rounds[:taken])) is not None:
                 self._round = rounds[taken - 1] + 1
@@ -259,82 +254,104 @@ class _Race:
                 look = num_pairs
             else:
                 look = taken + math.ceil((num_pairs - taken) / 2)
-        return Standing(
+        rank = self._estimates.rank
+        return RaceState(
             pending=pending,
-            num_runs=self._num_taken + len(pending),
+            num_runs=self._estimates.num_runs + len(pending),
             winner=None if winner is None else winner.trial,
             claim_rounds=rounds,
             look=max(look, MIN_PAIRS),
-            reasons=dict(self._reasons),
+            reasons=self._reasons,
             is_baseline_better=winner is not None
             and not pending
-            and self._rank(self._baseline) < self._rank(winner),
+            and rank(self._baseline) < rank(winner),
         )
 
-    def _take(self, arms: Sequence[int], rounds: Sequence[int]) -> None:
-        for number in rounds:
-            for arm in arms:
-                if (arm, number) in self._known:
-                    self._taken[arm].append(self._known[arm, number])
+    def _pending(self, racing: Sequence[Configuration], number: int) -> tuple[tuple[int, int], ...]:
+        """Trial and round of the runs of one round not made yet.
 
-    def _better(self, winner: Arm, rounds: Sequence[int]) -> Arm | None:
+        Each round begins with another configuration.
+        """
+        turns = [racing[turn] for turn, at in in_turns(len(racing), number + 1) if at == number]
+        return tuple(
+            (each.trial, number) for each in turns if (each.trial, number) not in self._known
+        )
+
+    def _take(self, racing: Sequence[Configuration], rounds: Sequence[int]) -> None:
+        """Take the known runs of some rounds into account."""
+        for number in rounds:
+            for each in racing:
+                if (each.trial, number) in self._known:
+                    self._estimates.runs[each.trial].append(self._known[each.trial, number])
+
+    def _without_those_behind(self, racing: list[Configuration]) -> list[Configuration]:
+        """The candidates that may still be the best.
+
+        Notes the reason for each that is clearly behind.
+        """
+        estimates = self._estimates
+        best = min(racing, key=estimates.rank)
+        for each in racing:
+            distance = _BEHIND if len(estimates.runs[each.trial]) > 1 else _BEHIND_AFTER_ONE
+            if each is not best and estimates.is_behind(each, best, distance):
+                self._reasons[each.trial] = f"left after round {self._round}: clearly behind"
+        return [each for each in racing if each.trial not in self._reasons]
+
+    def _faster_half(self, racing: list[Configuration]) -> list[Configuration]:
+        """The candidates without the worse half; notes the reason for each that leaves."""
+        for each in sorted(racing, key=self._estimates.rank)[math.ceil(len(racing) / 2) :]:
+            is_rare, _ = self._estimates.rank(each)
+            rate = f"reached too rarely, confirm.min_reach_rate is {self._limits.min_reach_rate:g}"
+            why = rate if is_rare else "in the slower half"
+            self._reasons[each.trial] = f"left after round {self._round}: {why}"
+        return [each for each in racing if each.trial not in self._reasons]
+
+    def _better(self, winner: Configuration, rounds: Sequence[int]) -> Configuration | None:
         """The candidate that is better by all its runs than the winner, after some pairs of its
         claim.
 
         None if the winner stays.
         """
-        others = [arm for arm in self._candidates if arm is not winner and self._taken[arm.trial]]
-        num_pairs = self._limits.num_pairs or MIN_PAIRS
-        pair_seconds = self._baseline.run_seconds + winner.run_seconds
+        estimates, limits = self._estimates, self._limits
+        others = [
+            each for each in self._candidates if each is not winner and estimates.runs[each.trial]
+        ]
+        num_pairs = limits.num_pairs or MIN_PAIRS
+        seconds = num_pairs * (self._baseline.run_seconds + winner.run_seconds)
         if (
             not others
-            or self._num_taken + 2 * num_pairs > self._limits.max_runs
-            or self._spent_seconds + num_pairs * pair_seconds > _OVERTIME * self._limits.max_seconds
+            or estimates.num_runs + 2 * num_pairs > limits.max_runs
+            or estimates.seconds + seconds > _OVERTIME * limits.max_seconds
         ):
             return None
-        best = min(others, key=self._rank)
+        best = min(others, key=estimates.rank)
         if not any(self._known[winner.trial, number].reached for number in rounds):
             return best
-        is_rare, best_is_rare = self._rank(winner)[0], self._rank(best)[0]
+        is_rare, best_is_rare = estimates.rank(winner)[0], estimates.rank(best)[0]
         if is_rare == best_is_rare:
-            return best if self._is_behind(winner, best, _TURNED) else None
+            return best if estimates.is_behind(winner, best, _TURNED) else None
         return best if is_rare else None
 
-    @property
-    def _num_taken(self) -> int:
-        return sum(map(len, self._taken.values()))
-
-    @property
-    def _spent_seconds(self) -> float:
-        return math.fsum(run.seconds for runs in self._taken.values() for run in runs)
-
-    def _pending(self, arms: Sequence[int], number: int) -> tuple[tuple[int, int], ...]:
-        """Arm and round of the runs of one round not made yet.
-
-        Each round begins with another arm.
-        """
-        turns = [arms[turn] for turn, at in in_turns(len(arms), number + 1) if at == number]
-        return tuple((arm, number) for arm in turns if (arm, number) not in self._known)
-
-    def _pairs_needed(self, winner: Arm | None) -> Callable[[float, Sequence[int]], int]:
+    def _pairs_needed(self, winner: Configuration | None) -> Callable[[float, Sequence[int]], int]:
         """A function that says how many pairs should tell winner and baseline apart.
 
         It takes a factor on the limit of seconds, and the claim's rounds so far. The expected gain
         is fixed here, before the pairs are seen. How much they vary is taken from all runs known at
         each call, or from the pairs themselves where these vary more.
         """
-        limits, runs_left = self._limits, self._limits.max_runs - self._num_taken
+        estimates, limits = self._estimates, self._limits
+        runs_left = limits.max_runs - estimates.num_runs
         if limits.num_pairs is not None or winner is None:
             num_pairs = limits.num_pairs or MIN_PAIRS
             num_pairs = min(num_pairs, runs_left // 2) if self._num_claims > 1 else num_pairs
             return lambda seconds_factor, rounds: num_pairs
-        pair_seconds = self._baseline.run_seconds + winner.run_seconds
-        spent_seconds = self._spent_seconds
+        pair = (self._baseline, winner)
+        pair_seconds, spent_seconds = sum(each.run_seconds for each in pair), estimates.seconds
         least = min(MIN_PAIRS, runs_left // 2)
-        baseline_score = self._score(self._baseline)
+        baseline_score = estimates.score(self._baseline)
         if not math.isfinite(baseline_score):
             baseline_score = self._baseline.least_score
-        gain = baseline_score / self._score(winner)
+        gain = baseline_score / estimates.score(winner)
         expected_gain = math.log(gain) * _HOPED_SHARE if gain > 1 else 0.0
 
         def num_pairs_needed(seconds_factor: float, rounds: Sequence[int]) -> int:
@@ -342,10 +359,8 @@ class _Race:
             if pair_seconds > 0:
                 affordable = (seconds_factor * limits.max_seconds - spent_seconds) / pair_seconds
             most = max(least, int(min(runs_left // 2, affordable, _MAX_PAIRS)))
-            arms = (self._baseline, winner)
-            variances = [self._variance(arm) + self._variance_of_future_misses(arm) for arm in arms]
-            scores = ([self._known[arm.trial, number] for number in rounds] for arm in arms)
-            deviation = max(math.sqrt(sum(variances)), deviation_of_pairs(*scores))
+            scores = ([self._known[each.trial, number] for number in rounds] for each in pair)
+            deviation = max(estimates.deviation(pair), deviation_of_pairs(*scores))
             enough = (
                 n for n in range(least, most) if _detectable_gain(n, deviation) <= expected_gain
             )
@@ -353,119 +368,125 @@ class _Race:
 
         return num_pairs_needed
 
-    def _without_those_behind(self, racing: list[Arm]) -> list[Arm]:
-        """The arms that may still be the best; notes the reason for each that is clearly behind."""
-        best = min(racing, key=self._rank)
-        for arm in racing:
-            distance = _BEHIND if len(self._taken[arm.trial]) > 1 else _BEHIND_AFTER_ONE
-            if arm is not best and self._is_behind(arm, best, distance):
-                self._reasons[arm.trial] = f"left after round {self._round}: clearly behind"
-        return [arm for arm in racing if arm.trial not in self._reasons]
 
-    def _is_behind(self, arm: Arm, best: Arm, distance: float) -> bool:
-        """Whether an arm's score lies more than a distance, in standard errors, behind
-        another's.
-        """
-        score, best_score = self._score(arm), self._score(best)
-        if not (math.isfinite(score) and best_score > 0):
-            return best_score < score
-        squares = (
-            self._variance(either) / len(self._taken[either.trial]) for either in (arm, best)
-        )
-        error = math.sqrt(sum(squares))
-        return score > best_score and math.log(score / best_score) > distance * error
+class _Estimates:
+    """What the runs taken into account so far say of the configurations of a race."""
 
-    def _faster_half(self, racing: list[Arm]) -> list[Arm]:
-        """The arms without the worse half; notes the reason for each that leaves."""
-        for arm in sorted(racing, key=self._rank)[math.ceil(len(racing) / 2) :]:
-            is_rare, _ = self._rank(arm)
-            rate = f"reached too rarely, confirm.min_reach_rate is {self._limits.min_reach_rate:g}"
-            why = rate if is_rare else "in the slower half"
-            self._reasons[arm.trial] = f"left after round {self._round}: {why}"
-        return [arm for arm in racing if arm.trial not in self._reasons]
+    def __init__(self, configurations: Sequence[Configuration], min_reach_rate: float) -> None:
+        self._baseline = configurations[0]
+        self._min_reach_rate = min_reach_rate
+        self.runs: dict[int, list[RunScore]] = {each.trial: [] for each in configurations}
+        """The runs of each configuration, by its trial."""
+        self._num_before_claim: dict[int, int] = {}
 
-    def _rank(self, arm: Arm) -> tuple[bool, float]:
-        """Sort key of an arm, lower is better: whether it reaches too rarely, then its score."""
-        runs = self._taken[arm.trial]
+    @property
+    def num_runs(self) -> int:
+        """Number of runs of all configurations."""
+        return sum(map(len, self.runs.values()))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that the runs of all configurations took from the budget."""
+        return math.fsum(run.seconds for runs in self.runs.values() for run in runs)
+
+    def begin_claim(self, pair: Sequence[Configuration]) -> None:
+        """Note that further runs of some configurations belong to a claim."""
+        self._num_before_claim |= {each.trial: len(self.runs[each.trial]) for each in pair}
+
+    def rank(self, configuration: Configuration) -> tuple[bool, float]:
+        """Sort key, lower is better: whether it reaches the target too rarely, then its score."""
+        runs = self.runs[configuration.trial]
         rate = sum(run.reached for run in runs) / len(runs) if runs else 1.0
-        return rate < self._limits.min_reach_rate, self._score(arm)
+        return rate < self._min_reach_rate, self.score(configuration)
 
-    def _score(self, arm: Arm) -> float:
-        """Expected score of an arm by its runs and a prior of reaching the target.
+    def score(self, configuration: Configuration) -> float:
+        """Expected score by the runs of a configuration and a prior of reaching the target.
 
         What the search expected counts for the baseline, which nobody picked, and for a candidate
         without runs.
         """
-        runs = self._taken[arm.trial]
+        runs = self.runs[configuration.trial]
         scores = [run.score for run in runs if run.score is not None]
         num_runs, num_reached = len(runs), sum(run.reached for run in runs)
-        if arm is self._baseline or not runs:
+        if configuration is self._baseline or not runs:
             num_runs += 1
-            if math.isfinite(arm.expected_score):
-                scores.append(arm.expected_score)
+            if configuration.expected_score is not None:
+                scores.append(configuration.expected_score)
                 num_reached += 1
         if not scores:
             return math.inf
         mean = math.fsum(scores) / len(scores)
         return mean * (num_runs + _PRIOR_RUNS) / (num_reached + _PRIOR_REACHED)
 
-    def _variance(self, arm: Arm) -> float:
-        """Variance of the logarithm of an arm's expected score as one run tells it.
+    def is_behind(self, behind: Configuration, best: Configuration, distance: float) -> bool:
+        """Whether a score lies more than a distance, in standard errors, behind another."""
+        score, best_score = self.score(behind), self.score(best)
+        if not (math.isfinite(score) and best_score > 0):
+            return best_score < score
+        error = math.sqrt(
+            sum(self._variance(each) / len(self.runs[each.trial]) for each in (behind, best))
+        )
+        return score > best_score and math.log(score / best_score) > distance * error
 
-        The spread of scores is pooled over all arms; misses are the arm's own.
+    def deviation(self, pair: Sequence[Configuration]) -> float:
+        """Standard deviation of the logarithm of the ratio of two scores as one pair tells it."""
+        return math.sqrt(
+            sum(self._variance(each) + self._variance_of_future_misses(each) for each in pair)
+        )
+
+    def _variance(self, configuration: Configuration) -> float:
+        """Variance of the logarithm of an expected score as one run tells it.
+
+        The spread of scores is pooled over all configurations, between the runs of choosing and
+        between those of a claim; misses are the configuration's.
         """
         squares, degrees = _PRIOR_SD**2 * _PRIOR_SD_RUNS, float(_PRIOR_SD_RUNS)
-        for scores in self._repeats():
-            logarithms = [math.log(score) for score in scores if 0 < score < math.inf]
-            if len(logarithms) > 1:
-                mean = math.fsum(logarithms) / len(logarithms)
-                squares += math.fsum((logarithm - mean) ** 2 for logarithm in logarithms)
-                degrees += len(logarithms) - 1
-        return squares / degrees + self._variance_of_misses(arm)
+        for trial, runs in self.runs.items():
+            num_chosen = self._num_before_claim.get(trial, len(runs))
+            for part in (runs[:num_chosen], runs[num_chosen:]):
+                scores = [run.score or 0.0 for run in part if run.reached]
+                logarithms = [math.log(score) for score in scores if 0 < score < math.inf]
+                if len(logarithms) > 1:
+                    mean = math.fsum(logarithms) / len(logarithms)
+                    squares += math.fsum((logarithm - mean) ** 2 for logarithm in logarithms)
+                    degrees += len(logarithms) - 1
+        return squares / degrees + self._variance_of_misses(self.runs[configuration.trial])
 
-    def _variance_of_misses(self, arm: Arm) -> float:
+    def _variance_of_misses(self, runs: Sequence[RunScore]) -> float:
         """Part of the variance due to misses.
 
         A miss is one success less, and usually has spent more than a success does.
         """
-        runs = self._taken[arm.trial]
         num_reached = sum(run.reached for run in runs)
         if num_reached == len(runs):
             return 0.0
         rate = (num_reached + _PRIOR_REACHED) / (len(runs) + _PRIOR_RUNS)
-        scored = [(run.score, run.reached) for run in runs if run.score is not None]
-        reached = [score for score, is_reached in scored if is_reached]
-        missed = [score for score, is_reached in scored if not is_reached]
+        reached = [run.score for run in runs if run.score is not None and run.reached]
+        missed = [run.score for run in runs if run.score is not None and not run.reached]
         extra_cost = 0.0
         if reached and missed and (mean := statistics.fmean(reached + missed)) > 0:
             extra_cost = (statistics.fmean(missed) - statistics.fmean(reached)) / mean
         return rate * (1 - rate) * (1 / rate + extra_cost) ** 2
 
-    def _variance_of_future_misses(self, arm: Arm) -> float:
-        """Variance that misses may yet add for an arm without any, if other arms had some.
+    def _variance_of_future_misses(self, configuration: Configuration) -> float:
+        """Variance that misses may yet add for a configuration without any, if others had some.
 
         Its prior is two runs at the pooled rate.
         """
-        runs = self._taken[arm.trial]
-        all_runs = [run for taken in self._taken.values() for run in taken]
-        num_missed = sum(not run.reached for run in all_runs)
+        runs = self.runs[configuration.trial]
+        num_missed = sum(not run.reached for taken in self.runs.values() for run in taken)
         if not num_missed or not all(run.reached for run in runs):
             return 0.0
-        num_reached = len(all_runs) - num_missed
-        pooled_rate = (num_reached + _PRIOR_REACHED) / (len(all_runs) + _PRIOR_RUNS)
+        num_reached = self.num_runs - num_missed
+        pooled_rate = (num_reached + _PRIOR_REACHED) / (self.num_runs + _PRIOR_RUNS)
         rate = (len(runs) + _PRIOR_RUNS * pooled_rate) / (len(runs) + _PRIOR_RUNS)
         return (1 - rate) / rate
 
-    def _repeats(self) -> Iterator[list[float]]:
-        """Yield lists of scores of one arm each: those of choosing, and those of its claim."""
-        for arm, runs in self._taken.items():
-            num_chosen = self._num_before_claim.get(arm, len(runs))
-            for part in (runs[:num_chosen], runs[num_chosen:]):
-                yield [run.score or 0.0 for run in part if run.reached]
-
 
 def _halving_sizes(count: int, num_rounds: int = _FIRST_ROUNDS) -> list[int]:
-    """Number of arms in each round, if the first halving follows ``num_rounds``, each other one."""
+    """Number of candidates in each round, if the first halving follows ``num_rounds`` rounds and
+    each further one a single round.
+    """
     sizes = []
     while count > 1:
         sizes += [count] * num_rounds
@@ -473,10 +494,10 @@ def _halving_sizes(count: int, num_rounds: int = _FIRST_ROUNDS) -> list[int]:
     return sizes
 
 
-def _fits(racing: Sequence[Arm], num_runs: float, seconds: float) -> bool:
-    """Whether the limits allow halving the arms down to one, with the fewest rounds."""
+def _fits(racing: Sequence[Configuration], num_runs: float, seconds: float) -> bool:
+    """Whether the limits allow halving the candidates down to one, with the fewest rounds."""
     sizes = _halving_sizes(len(racing))
-    total_seconds = sum(arm.run_seconds for size in sizes for arm in racing[:size])
+    total_seconds = sum(each.run_seconds for size in sizes for each in racing[:size])
     return sum(sizes) <= num_runs and total_seconds <= seconds
 
 

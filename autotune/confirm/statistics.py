@@ -33,7 +33,7 @@ Know About the Bootstrap (The American Statistician 69, 2015), on expanded perce
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -182,6 +182,21 @@ def ratio_of_expected_scores(
     if not below[1].any():
         return replace(_ratio(above, _all_reached(below[0])), low=0.0, claim=Claim.AT_MOST)
     return _ratio(above, below)
+
+
+def ratio_of_pairs(
+    numerators: Mapping[int, RunScore], denominators: Mapping[int, RunScore]
+) -> Ratio | None:
+    """Ratio of the expected scores of two configurations over the rounds in which both ran.
+
+    Args:
+        numerators: runs of one configuration, by number of the round.
+        denominators: runs of the other one.
+    """
+    rounds = sorted(numerators.keys() & denominators.keys())
+    return ratio_of_expected_scores(
+        [numerators[number] for number in rounds], [denominators[number] for number in rounds]
+    )
 
 
 def deviation_of_pairs(numerators: Sequence[RunScore], denominators: Sequence[RunScore]) -> float:

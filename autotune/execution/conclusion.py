@@ -19,7 +19,7 @@ from autotune.config.compose import split_overrides
 from autotune.config.experiment_file import check_exported, experiment_yaml, train_command
 from autotune.config.schema import TrialConfig
 from autotune.confirm.confirmation import Confirmation
-from autotune.confirm.race import Arm
+from autotune.confirm.race import Configuration
 from autotune.errors import FileError, StudyError, WorkerError
 from autotune.execution.best_weights import BEST_WEIGHTS, best_model, keep_best
 from autotune.execution.exported import ARGUMENTS, SCRIPT, compose_exported, write_program
@@ -209,7 +209,7 @@ def _close_tracker(
     plan, results, make_model = live.plan, list(live.policy.results.values()), None
     metrics, tags = {}, {"autotune.description": "Not confirmed."}
     if confirmation is not None:
-        arms = {"baseline": confirmation.arms[0], "best": confirmation.best}
+        arms = {"baseline": confirmation.configurations[0], "best": confirmation.best}
         scores = {
             f"{name}_expected_score": confirmation.scores[arm.trial].expected_score
             for name, arm in arms.items()
@@ -317,14 +317,14 @@ def _is_exported(confirmation: Confirmation) -> bool:
 def _verdict(confirmation: Confirmation) -> list[tuple[str, str]]:
     chosen, scores = confirmation.chosen, confirmation.scores
     return verdict_rows(
-        scores[confirmation.arms[0].trial],
+        scores[confirmation.configurations[0].trial],
         None if chosen is None else scores[chosen.trial],
         confirmation.speed_up,
         is_exported=_is_exported(confirmation),
         overrides=[] if chosen is None else chosen.suggestion.as_overrides(),
         others=[
             (scores[arm.trial], confirmation.reasons.get(arm.trial, "interrupted"))
-            for arm in confirmation.arms[1:]
+            for arm in confirmation.configurations[1:]
             if arm is not chosen
         ],
     )
@@ -379,12 +379,14 @@ def summary_json(live: LiveStudy, confirmation: Confirmation | None) -> dict[str
         )
         test_metrics = [run.test_metric for run in best_runs if run.test_metric is not None]
         claim = {
-            "baseline": arm_json(scores[confirmation.arms[0].trial]),
+            "baseline": arm_json(scores[confirmation.configurations[0].trial]),
             "best": (
                 {**arm_json(scores[best.trial]), "test_metrics": test_metrics} if best else None
             ),
             "speed_up": asdict(speed_up) if speed_up else None,
-            "candidates": [_candidate_json(confirmation, arm) for arm in confirmation.arms[1:]],
+            "candidates": [
+                _candidate_json(confirmation, arm) for arm in confirmation.configurations[1:]
+            ],
             "limits": asdict(live.race_limits(live.planned_race())),
         }
     return {
@@ -428,7 +430,7 @@ def summary_json(live: LiveStudy, confirmation: Confirmation | None) -> dict[str
     }
 
 
-def _candidate_json(confirmation: Confirmation, arm: Arm) -> dict[str, Any]:
+def _candidate_json(confirmation: Confirmation, arm: Configuration) -> dict[str, Any]:
     """One candidate of the confirmation race, as plain data for ``best.json``."""
     default = "chosen" if arm is confirmation.chosen else "the race was interrupted"
     return {
@@ -440,7 +442,7 @@ def _candidate_json(confirmation: Confirmation, arm: Arm) -> dict[str, Any]:
     }
 
 
-def _changes(live: LiveStudy, best: Arm | None) -> list[dict[str, Any]]:
+def _changes(live: LiveStudy, best: Configuration | None) -> list[dict[str, Any]]:
     """The baseline's value and the best configuration's of each key of the space that either
     sets; empty without a configuration.
     """
@@ -458,7 +460,9 @@ def _changes(live: LiveStudy, best: Arm | None) -> list[dict[str, Any]]:
     return [row for row in rows if (row["baseline"], row["best"]) != (None, None)]
 
 
-def best_yaml(live: LiveStudy, confirmation: Confirmation, best: Arm) -> tuple[str, TrialConfig]:
+def best_yaml(
+    live: LiveStudy, confirmation: Confirmation, best: Configuration
+) -> tuple[str, TrialConfig]:
     """Content of ``best.yaml``, an experiment file, and what it composes to, which is checked to be
     the configuration of the best trial.
 

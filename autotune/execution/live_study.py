@@ -146,7 +146,7 @@ class LiveStudy:
             return False
         race = self.planned_race()
         return bool(
-            race.standing(
+            race.state(
                 confirmations(self.study), self.race_limits(race), self.plan.objective
             ).pending
         )

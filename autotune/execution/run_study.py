@@ -19,7 +19,7 @@ from rich.console import Console
 from autotune.config.command_line import EXIT_INTERRUPTED, EXIT_WORKER_ERROR
 from autotune.config.schema import TrialConfig
 from autotune.confirm.confirmation import Confirmation, conclude
-from autotune.confirm.race import Arm, Standing
+from autotune.confirm.race import Configuration, RaceState
 from autotune.confirm.runs import Lanes, PairedRun, run_in_turns
 from autotune.errors import ClusterError
 from autotune.execution.best_weights import keep_first, run_path
@@ -304,10 +304,10 @@ def _confirm(
     """Make the confirmation runs that the study still lacks."""
     plan, race = live.plan, live.planned_race()
     limits = live.race_limits(race)
-    arms = {arm.trial: arm for arm in race.arms}
+    arms = {arm.trial: arm for arm in race.configurations}
     make_folder(run_path(plan.folder, "").parent)
 
-    def task(arm: Arm, number: int) -> TrialTask:
+    def task(arm: Configuration, number: int) -> TrialTask:
         name = confirmation_name(arm.trial, number)
         config, path = (
             confirmation_config(plan, arm.suggestion, number),
@@ -319,7 +319,7 @@ def _confirm(
         return replace(made, number=arm.trial)
 
     lanes = (
-        Lanes.of([task(arm, race.first_round) for arm in race.arms], plan.capabilities)
+        Lanes.of([task(arm, race.first_round) for arm in race.configurations], plan.capabilities)
         if plan.capabilities.num_gpus
         else Lanes()
     )
@@ -327,14 +327,14 @@ def _confirm(
     starts = itertools.count(num_ended + 1)
 
     def batches() -> Iterator[list[list[PairedRun]]]:
-        while (now := race.standing(confirmations(live.study), limits, plan.objective)).pending:
+        while (now := race.state(confirmations(live.study), limits, plan.objective)).pending:
             goes_side_by_side = lanes.number > 1 and (lanes.are_alike or now.claim_rounds)
             yield [
                 [run(now, *key) for key in unit]
                 for unit in (now.batch(lanes.number) if goes_side_by_side else [now.pending[:1]])
             ]
 
-    def run(now: Standing, trial: int, race_round: int) -> PairedRun:
+    def run(now: RaceState, trial: int, race_round: int) -> PairedRun:
         arm, number = arms[trial], race_round + race.first_round
         phase = "choosing" if now.winner is None and len(arms) > 1 else "claim"
 

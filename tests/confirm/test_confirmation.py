@@ -2,7 +2,6 @@
 and winner.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -112,17 +111,19 @@ def test_the_baseline_comes_first_and_each_configuration_once() -> None:
         rates={0: 0.1, 1: 0.2, 2: 0.3, 3: 0.2, 4: 0.4},
         num_candidates=2,
     )
-    assert [(arm.trial, arm.label) for arm in race.arms] == [
+    assert [(arm.trial, arm.label) for arm in race.configurations] == [
         (0, "baseline"),
         (3, "trial 3"),
         (2, "trial 2"),
     ]
-    assert [arm.expected_score for arm in race.arms] == [5.0, 1.0, 3.0]
+    assert [arm.expected_score for arm in race.configurations] == [5.0, 1.0, 3.0]
     assert race.train_seconds == 15.0
 
 
 def test_a_trial_of_the_baselines_configuration_is_no_candidate() -> None:
-    assert [arm.trial for arm in planned({0: 2.0, 1: 1.0}, rates={0: 0.1, 1: 0.1}).arms] == [0]
+    assert [
+        arm.trial for arm in planned({0: 2.0, 1: 1.0}, rates={0: 0.1, 1: 0.1}).configurations
+    ] == [0]
     whole = {
         trial: make_result(trial, seconds, lr=1.0) for trial, seconds in {0: 2.0, 1: 1.0}.items()
     }
@@ -135,7 +136,7 @@ def test_a_trial_of_the_baselines_configuration_is_no_candidate() -> None:
         num_candidates=8,
         first_round=0,
     )
-    assert [arm.trial for arm in race.arms] == [0]
+    assert [arm.trial for arm in race.configurations] == [0]
 
 
 def test_a_baseline_that_fell_short_is_expected_to_take_more_than_it_spent() -> None:
@@ -148,7 +149,10 @@ def test_a_baseline_that_fell_short_is_expected_to_take_more_than_it_spent() -> 
         num_candidates=8,
         first_round=0,
     )
-    assert (race.arms[0].expected_score, race.arms[0].least_score) == (math.inf, 7.0)
+    assert (race.configurations[0].expected_score, race.configurations[0].least_score) == (
+        None,
+        7.0,
+    )
 
 
 def test_a_race_is_kept_and_goes_on_as_it_was_planned() -> None:
@@ -197,7 +201,7 @@ def test_on_a_gpu_a_run_is_expected_to_take_what_a_trial_took_in_a_fresh_process
         num_candidates=8,
         first_round=0,
     )
-    assert [arm.run_seconds for arm in race.arms] == wanted
+    assert [arm.run_seconds for arm in race.configurations] == wanted
     assert race.train_seconds == 3.0
 
 
@@ -207,7 +211,7 @@ def test_on_a_gpu_all_seconds_of_a_run_are_taken_from_the_budget(
 ) -> None:
     race, limits = planned({0: 1.0, 1: 1.0, 2: 1.0}), RaceLimits(max_runs=100, max_seconds=40.0)
     runs: dict[tuple[int, int], TrialResult] = {}
-    while not (now := race.standing(runs, limits, OBJECTIVE)).claim_rounds:
+    while not (now := race.state(runs, limits, OBJECTIVE)).claim_rounds:
         runs |= {key: on_device(device_type, key[0]) for key in now.pending}
     assert len(now.claim_rounds) == num_pairs
 
@@ -216,10 +220,7 @@ def test_runs_of_an_earlier_race_have_no_part_in_a_later_one() -> None:
     race = planned({0: 5.0, 1: 1.0}, first_round=4)
     old = {(trial, number): make_result(trial, 1.0) for trial in (0, 1) for number in range(4)}
     limits = RaceLimits(max_runs=40, num_pairs=2)
-    assert (
-        race.standing(old, limits, OBJECTIVE).pending
-        == race.standing({}, limits, OBJECTIVE).pending
-    )
+    assert race.state(old, limits, OBJECTIVE).pending == race.state({}, limits, OBJECTIVE).pending
     new = {
         (trial, number): make_result(trial, [4.0, 2.0][trial])
         for trial in (0, 1)
@@ -259,7 +260,7 @@ def test_what_is_exported_and_claimed(
     claim: str | None,
 ) -> None:
     confirmed = concluded(baseline, winner, missed=missed, min_reach_rate=min_reach_rate)
-    assert confirmed.chosen is confirmed.arms[1]
+    assert confirmed.chosen is confirmed.configurations[1]
     assert (None if confirmed.best is None else confirmed.best.trial) == best
     assert confirmed.is_baseline_best is (best == 0)
     assert (confirmed.speed_up and confirmed.speed_up.claim) == claim

@@ -2,7 +2,6 @@
 right.
 """
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.confirm.race import MIN_PAIRS, Arm, RaceLimits, Standing, standing
+from autotune.confirm.race import MIN_PAIRS, Configuration, RaceLimits, RaceState, race_state
 from autotune.confirm.statistics import RunScore, ratio_of_expected_scores
 from autotune.space import Suggestion
 
@@ -18,10 +17,12 @@ Runs = dict[tuple[int, int], RunScore]
 Draw = Callable[[tuple[int, int]], RunScore]
 
 
-def arms(*expected: float, seconds: float = 1.0, least: float = 0.0) -> list[Arm]:
-    """Arms 0, 1, ...; the first one is the baseline."""
+def configurations(
+    *expected: float | None, seconds: float = 1.0, least: float = 0.0
+) -> list[Configuration]:
+    """Configurations 0, 1, ...; the first one is the baseline."""
     return [
-        Arm(
+        Configuration(
             trial=trial,
             label="",
             suggestion=Suggestion({}),
@@ -42,7 +43,7 @@ def missed(score: float | None) -> RunScore:
 
 
 def always(*scores: float) -> Draw:
-    """Every run of an arm takes the same."""
+    """Every run of a configuration takes the same."""
     return lambda key: reached(scores[key[0]])
 
 
@@ -52,14 +53,11 @@ def noisy(means: Sequence[float], sd: float, seed: int) -> Draw:
 
 
 def race(
-    expected: Sequence[float], limits: RaceLimits, draw: Draw, **settings: float
-) -> tuple[Standing, Runs]:
-    """The final standing of a whole race, and its runs by arm and round, in the order they were
-    made.
-    """
-    baseline, *candidates = arms(*expected, **settings)
+    expected: Sequence[float | None], limits: RaceLimits, draw: Draw, **settings: float
+) -> tuple[RaceState, Runs]:
+    """The final state of a whole race, and its runs in the order they were made."""
     runs: Runs = {}
-    while (now := standing(baseline, candidates, limits, runs)).pending:
+    while (now := race_state(configurations(*expected, **settings), limits, runs)).pending:
         runs[now.pending[0]] = draw(now.pending[0])
     return now, runs
 
@@ -80,20 +78,11 @@ def test_the_fastest_of_eight_wins_though_the_search_expected_least_of_it() -> N
     assert len(runs) == ended.num_runs <= 40
 
 
-def test_where_the_limits_do_not_suffice_for_all_those_race_of_whom_the_search_expected_most() -> (
-    None
-):
-    ended, _ = race(
-        [4.0, *[2.0 - arm / 10 for arm in range(8)]],
-        RaceLimits(max_runs=24),
-        always(4.0, *[1.0] * 8),
-    )
-    assert {arm for arm, reason in ended.reasons.items() if reason.startswith("not run")} == {
-        1,
-        2,
-        3,
-        4,
-    }
+def test_where_the_limits_do_not_suffice_those_race_of_whom_the_search_expected_most() -> None:
+    expected = [4.0, *[2.0 - number / 10 for number in range(8)]]
+    ended, _ = race(expected, RaceLimits(max_runs=24), always(4.0, *[1.0] * 8))
+    not_run = {trial for trial, why in ended.reasons.items() if why.startswith("not run")}
+    assert not_run == {1, 2, 3, 4}
 
 
 def test_the_claim_is_made_of_rounds_that_had_no_part_in_choosing() -> None:
@@ -108,7 +97,7 @@ def test_the_claim_is_made_of_rounds_that_had_no_part_in_choosing() -> None:
     assert {arm for arm, number in runs if number in ended.claim_rounds} == {0, ended.winner}
 
 
-def test_arms_take_turns_and_each_round_begins_with_another() -> None:
+def test_configurations_take_turns_and_each_round_begins_with_another() -> None:
     _, runs = race([3.0, 1.0, 1.0], RaceLimits(max_runs=16), always(1.0, 1.0, 1.0))
     rounds = {number: [arm for arm, at in runs if at == number] for _, number in runs}
     assert [number for _, number in runs] == sorted(number for _, number in runs), (
@@ -123,9 +112,8 @@ def test_arms_take_turns_and_each_round_begins_with_another() -> None:
 @pytest.mark.parametrize("num_devices", [1, 2, 8])
 def test_runs_side_by_side_change_no_winner_and_no_pair(num_devices: int) -> None:
     scores, limits = (4.0, 1.0, 1.1, 9.0, 9.0, 1.3, 9.0), RaceLimits(max_runs=60)
-    baseline, *candidates = arms(*scores)
     runs: Runs = {}
-    while batch := (now := standing(baseline, candidates, limits, runs)).batch(num_devices):
+    while batch := (now := race_state(configurations(*scores), limits, runs)).batch(num_devices):
         assert not {key for unit in batch for key in unit} & runs.keys(), "nothing is made twice"
         assert {len(unit) for unit in batch} == {2 if now.claim_rounds else 1}, (
             "a pair stays on one device"
@@ -221,7 +209,7 @@ def test_a_claim_whose_first_pairs_vary_takes_overtime() -> None:
     assert sum(run.seconds for run in runs.values()) <= 2 * limits.max_seconds
 
 
-def ratio_of(ended: Standing, runs: Runs) -> tuple[float, float]:
+def ratio_of(ended: RaceState, runs: Runs) -> tuple[float, float]:
     """The ends of the interval of the claim."""
     assert ended.winner is not None
     ratio = ratio_of_expected_scores(
@@ -258,7 +246,7 @@ def test_a_gain_of_four_is_shown_though_one_run_in_five_falls_short() -> None:
         ([0.8, 0.19, 0.2], lambda number: number not in (0, 4), 0.2),  # a record of luck
     ],
 )
-def test_an_arm_that_falls_short_is_charged_for_it(
+def test_a_configuration_that_falls_short_is_charged_for_it(
     expected: list[float], falls_short: Callable[[int], bool], score: float | None
 ) -> None:
     ended, runs = race(
@@ -308,7 +296,7 @@ def test_the_baseline_can_be_the_better_one_or_alone() -> None:
 
 
 def test_a_baseline_that_never_reached_the_target_is_judged_by_what_it_spent() -> None:
-    ended, _ = race([math.inf, 1.0], RaceLimits(max_runs=40), lambda key: reached(1.0), least=1.05)
+    ended, _ = race([None, 1.0], RaceLimits(max_runs=40), lambda key: reached(1.0), least=1.05)
     assert len(ended.claim_rounds) > MIN_PAIRS
 
 
@@ -331,11 +319,10 @@ def test_a_race_ends_within_its_limits_and_goes_on_where_it_stood(
     assert set(ended.reasons) | {ended.winner, 0} >= set(range(num_candidates + 1)), (
         "every candidate has its reason"
     )
-    baseline, *candidates = arms(*expected)
     made: Runs = {}
     # in the order they were made: another process that knows the first ones asks for the next
     for key in runs:
-        assert standing(baseline, candidates, limits, made).pending[0] == key
+        assert race_state(configurations(*expected), limits, made).pending[0] == key
         made[key] = runs[key]
 
 
