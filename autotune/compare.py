@@ -93,7 +93,7 @@ def compare(
         plan_comparison,
         run_comparison,
     )
-    from autotune.execution.fork_server import started_fork_server  # noqa: PLC0415  # after --help
+    from autotune.execution.launcher import started_launcher  # noqa: PLC0415  # after --help
 
     out = console or Console(quiet=True)
 
@@ -105,11 +105,11 @@ def compare(
     composed = compose_sides(common, sides, config_dirs)
     require_experiment(all(side.experiment for side in composed), config_dirs)
     config = composed[0].composed.config
-    with started_fork_server(config.cluster, is_wanted=not config.dry_run) as fork_server:
+    with started_launcher(config.cluster, is_wanted=not config.dry_run) as launcher:
         with out.status("reading the configuration and checking all sides"):
-            plan = plan_comparison(composed, num_seeds=num_seeds, fork_server=fork_server)
+            plan = plan_comparison(composed, num_seeds=num_seeds, launcher=launcher)
             if not (config.dry_run and plan.missing_sources):  # the check would train them first
-                check_comparison(plan, say, fork_server)
+                check_comparison(plan, say, launcher)
         if config.dry_run:
             for text in describe_comparison(plan):
                 say(text)
@@ -120,7 +120,7 @@ def compare(
             command=[*common, *shown, f"num_seeds={num_seeds}"],
             code_folders=code_folders,
             console=out,
-            fork_server=fork_server,
+            launcher=launcher,
         )
 
 

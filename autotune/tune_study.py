@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,10 +120,11 @@ def _plan_and_run(
     trains: bool,
     is_ended: bool,
 ) -> int:
-    """Plan the study while the fork server and Ray start, then run it; return the exit code."""
-    from autotune.execution.fork_server import (  # noqa: PLC0415
-        check_in_this_process,
-        started_fork_server,
+    """Plan the study while the launcher and Ray start, then run it; return the exit code."""
+    from autotune.execution.launcher import (  # noqa: PLC0415
+        CHECK_TRAINING,
+        calling,
+        started_launcher,
     )
 
     cluster, is_dry_run = config.cluster, config.dry_run
@@ -131,8 +133,8 @@ def _plan_and_run(
         console.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True)
 
     with contextlib.ExitStack() as stack:
-        fork_server = stack.enter_context(
-            started_fork_server(cluster, is_wanted=trains and not is_dry_run)
+        launcher = stack.enter_context(
+            started_launcher(cluster, is_wanted=trains and not is_dry_run)
         )
         from autotune.execution.settings import check_settings  # noqa: PLC0415
 
@@ -149,14 +151,13 @@ def _plan_and_run(
         with console.status(
             "reading the configuration and checking every branch of the search space"
         ):
-            plan = plan_study(composer, capabilities_of(cluster, fork_server), settings)
+            plan = plan_study(composer, capabilities_of(cluster, launcher), settings)
             if not is_dry_run and trains:
                 train_missing_sources(composer, say)
             # on a remote cluster, this machine need not have the data set
             if trains and cluster.is_local and not composer.missing_sources:
-                check_plan(
-                    plan, check_in_this_process if fork_server is None else fork_server.check
-                )
+                with calling(launcher) as call_there:
+                    check_plan(plan, partial(call_there, CHECK_TRAINING))
         if is_dry_run:
             for text in describe_plan(plan):
                 say(text)
@@ -169,7 +170,7 @@ def _plan_and_run(
             code_folders=code_folders,
             console=console,
             connection=connection,
-            fork_server=fork_server,
+            launcher=launcher,
             trains=trains,
         )
 

@@ -24,8 +24,8 @@ from autotune.confirm.runs import Lanes, PairedRun, run_in_turns
 from autotune.confirm.statistics import in_turns
 from autotune.errors import AutotuneError, ClusterError, ConfigError, WorkerError
 from autotune.execution.cluster import RayConnection, capabilities_of, check_can_start
-from autotune.execution.fork_server import ForkServer, check_in_this_process
 from autotune.execution.interrupt import interruptible
+from autotune.execution.launcher import CHECK_TRAINING, Launcher, calling
 from autotune.execution.plan import (
     deadline_seconds,
     device_lines,
@@ -220,19 +220,19 @@ def _composed(
 
 
 def plan_comparison(
-    sides: tuple[Side, ...], *, num_seeds: int, fork_server: ForkServer | None = None
+    sides: tuple[Side, ...], *, num_seeds: int, launcher: Launcher | None = None
 ) -> ComparisonPlan:
     """Plan the runs of the sides and check the settings and machines that they need.
 
     Args:
-        fork_server: what finds out what this machine has, in place of this process, which would
+        launcher: what finds out what this machine has, in place of this process, which would
             then hold memory of its GPU.
 
     Raises:
         AutotuneError: these machines cannot run a side, or a setting has a value that is refused.
     """
     config, trial = sides[0].composed.config, sides[0].trial
-    capabilities = capabilities_of(config.cluster, fork_server)
+    capabilities = capabilities_of(config.cluster, launcher)
     check_budget(config)
     for side in sides:
         if (reason := unsuitable(side.trial, config.cluster, capabilities)) is not None:
@@ -257,26 +257,26 @@ def plan_comparison(
 
 
 def check_comparison(
-    plan: ComparisonPlan, say: Callable[[str], None], fork_server: ForkServer | None
+    plan: ComparisonPlan, say: Callable[[str], None], launcher: Launcher | None
 ) -> None:
     """Train the checkpoints that sides start from, then make the components of every side once.
 
     Args:
         say: called with a line of text when a checkpoint is trained.
-        fork_server: what makes the components, in place of this process.
+        launcher: what makes the components, in place of this process.
 
     Raises:
         AutotuneError: a component cannot be made, data is missing, or a checkpoint cannot be
             trained.
     """
-    check = check_in_this_process if fork_server is None else fork_server.check
-    for side in plan.sides:
-        try:
-            train_missing_sources(side.composer, say)
-            if plan.config.cluster.is_local:  # a remote cluster may have data that is not here
-                check(side.trial)
-        except AutotuneError as error:
-            raise type(error)(f"{side.name}: {error}") from error
+    with calling(launcher) as call_there:
+        for side in plan.sides:
+            try:
+                train_missing_sources(side.composer, say)
+                if plan.config.cluster.is_local:  # a remote cluster may have data that is not here
+                    call_there(CHECK_TRAINING, side.trial)
+            except AutotuneError as error:
+                raise type(error)(f"{side.name}: {error}") from error
 
 
 def describe_comparison(plan: ComparisonPlan) -> list[str]:
@@ -304,7 +304,7 @@ def run_comparison(
     command: Sequence[str],
     code_folders: Sequence[str],
     console: Console,
-    fork_server: ForkServer | None = None,
+    launcher: Launcher | None = None,
 ) -> Comparison:
     """Run a planned comparison, then write, track and print its result.
 
@@ -313,7 +313,7 @@ def run_comparison(
     Args:
         command: command-line arguments that started the comparison, kept in its files.
         code_folders: folders that may hold Python modules of the user's own.
-        fork_server: the driver's own fork server, for runs on this machine.
+        launcher: the driver's own launcher, for runs on this machine.
 
     Raises:
         AutotuneError: the comparison cannot be run; the message is one line.
@@ -333,9 +333,7 @@ def run_comparison(
 
     with interruptible() as interrupt, _opened(plan, comparison, console) as tracker:
         with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C ends the runs at once
-            _make_runs(
-                plan, comparison, tracker, interrupt, write, code_folders, console, fork_server
-            )
+            _make_runs(plan, comparison, tracker, interrupt, write, code_folders, console, launcher)
         # Plotly
         from autotune.reporting.comparison_charts import comparison_charts  # noqa: PLC0415
         from autotune.reporting.drawing import write_charts  # noqa: PLC0415  # Plotly
@@ -371,7 +369,7 @@ def _make_runs(
     write: Callable[[], object],
     code_folders: Sequence[str],
     console: Console,
-    fork_server: ForkServer | None,
+    launcher: Launcher | None,
 ) -> None:
     """Make the runs of all sides in turns, and add each to the comparison as soon as it has
     ended.
@@ -421,7 +419,7 @@ def _make_runs(
                 interrupt=interrupt,
                 max_retakes=plan.config.search.max_retakes,
                 check_ray=connection.check,
-                fork_server=fork_server,
+                launcher=launcher,
                 on_end=on_end,
             )
 

@@ -32,8 +32,8 @@ from autotune.tracking.writer import TrackerWriter
 from autotune.training.capabilities import Capabilities
 
 if TYPE_CHECKING:
-    from autotune.execution.fork_server import ForkServer
     from autotune.execution.fresh import FreshProcesses  # imports ray
+    from autotune.execution.launcher import Launcher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ def run_in_turns(
     interrupt: threading.Event,
     max_retakes: int,
     check_ray: Callable[[], None],
-    fork_server: "ForkServer | None" = None,
+    launcher: "Launcher | None" = None,
     on_end: Callable[[PairedRun, TrialResult], None],
 ) -> None:
     """Make runs until there are no more, or ``interrupt`` is set: the runs of a unit in turns, in a
@@ -101,7 +101,7 @@ def run_in_turns(
             machine.
         check_ray: raises if Ray is gone; called before the death of a worker is held against its
             run.
-        fork_server: the driver's own fork server; given only if Ray has no machine but this one.
+        launcher: the driver's own launcher; given only if Ray has no machine but this one.
         on_end: called with each run and its result, before the tracker receives the result. It is
             never called by two threads at once; nor are the functions of ``PairedRun`` then.
 
@@ -143,11 +143,12 @@ def run_in_turns(
                     fit=size.holds,
                     interrupt=interrupt,
                     max_retakes=max_retakes,
-                    fork_server=fork_server,
+                    launcher=launcher,
                     reserved=lanes.task,
+                    lane=lane,
                 )
             )
-            for _ in range(lanes.number)
+            for lane in range(lanes.number)
         ]
         try:
             for batch in batches:

@@ -30,7 +30,7 @@ import psutil
 
 from autotune.config.schema import ClusterConfig
 from autotune.errors import ClusterError
-from autotune.execution.fork_server import ForkServer, capabilities_in_this_process
+from autotune.execution.launcher import Launcher, call_by_name, calling
 from autotune.execution.task_run import ACCELERATOR, TrialTask
 from autotune.training.capabilities import Capabilities, together, visible_devices_environment
 
@@ -217,7 +217,7 @@ _ANSWER_SECONDS = 5.0
 """Longest wait for one answer of a running cluster's head."""
 
 
-def capabilities_of(config: ClusterConfig, fork_server: ForkServer | None) -> Capabilities:
+def capabilities_of(config: ClusterConfig, launcher: Launcher | None) -> Capabilities:
     """What the machines that trainings run on can run, found out by another process where possible.
 
     Raises:
@@ -226,7 +226,12 @@ def capabilities_of(config: ClusterConfig, fork_server: ForkServer | None) -> Ca
     """
     if not config.is_local:
         return cluster_capabilities(config)
-    return capabilities_in_this_process() if fork_server is None else fork_server.capabilities()
+    with calling(launcher) as call_there:
+        found: Capabilities = call_there(_CAPABILITIES)
+    return found
+
+
+_CAPABILITIES = "autotune.training.device:local_capabilities"
 
 
 def cluster_capabilities(config: ClusterConfig) -> Capabilities:
@@ -239,7 +244,7 @@ def cluster_capabilities(config: ClusterConfig) -> Capabilities:
     with connected(config) as size:
         import ray  # noqa: PLC0415  # only after connected() has set the environment
 
-        probe = ray.remote(capabilities_in_this_process)
+        probe = ray.remote(call_by_name)
         kinds: list[str | None] = [config.accelerator_type]
         if config.accelerator_type is None:
             kinds = [*_accelerator_types()] or kinds
@@ -247,7 +252,7 @@ def cluster_capabilities(config: ClusterConfig) -> Capabilities:
             {"num_cpus": 0, "num_gpus": 1 if size.num_gpus else 0, "accelerator_type": kind}
             for kind in kinds
         ]
-        probes = [probe.options(**options).remote() for options in resources]
+        probes = [probe.options(**options).remote(_CAPABILITIES) for options in resources]
         try:
             # all GPUs of a kind may be taken
             answered, _ = ray.wait(probes, num_returns=len(probes), timeout=_PROBE_SECONDS)

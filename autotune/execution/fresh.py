@@ -1,20 +1,17 @@
 """Single trainings in fresh processes, for confirmation and comparisons: no earlier training in the
 process can influence a run.
 
-A fresh process, one that has never trained, need not import torch anew: for each size of task a Ray
-actor holds the resources, and its fork server (``execution/fork_server.py``) forks a process for
-each run. A training of several workers consists of Ray's own processes, so it starts in new actors
-each time; so does every training if the fork server cannot fork.
-
-Where trainings go side by side, each has ``FreshProcesses`` of its own, with GPUs that Ray reserves
-for them.
+A fresh process, one that has never trained, need not import torch anew: the launcher of its machine
+forks it (``execution/launcher.py``). On this machine that is the driver's own launcher; on a
+cluster a Ray actor for each size of task holds the resources and a launcher. Where trainings go
+side by side, each has ``FreshProcesses`` of its own, with other GPUs.
 """
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -25,18 +22,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from autotune.contention import MAX_RETAKES
 from autotune.errors import ClusterError
-from autotune.execution.cluster import take_assigned_devices
-from autotune.execution.death import MOST_RETRIES
-from autotune.execution.fork_server import CAN_FORK, POLL_SECONDS, Died, ForkServer
-from autotune.execution.task_run import (
-    TaskRun,
-    TrialTask,
-    WorkerReport,
-    import_training,
-    report_of_death,
-    warn_of_worker,
-)
-from autotune.execution.worker_group import WorkerGroup, bundles
+from autotune.execution.launcher import Launcher
+from autotune.execution.process_end import MOST_RETRIES
+from autotune.execution.process_group import POLL_SECONDS, ProcessGroup
+from autotune.execution.ray_ranks import bundles, ray_process_group
+from autotune.execution.task_run import TrialTask, WorkerReport, report_of_death, warn_of_worker
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
 from autotune.training.capabilities import visible_devices
@@ -65,13 +55,8 @@ class FreshRun:
     """Called with each evaluation when it arrives; the training does not wait for the call."""
 
 
-class FreshProcesses(AbstractContextManager["FreshProcesses"]):
-    """Trains runs one after another, each in a fresh process.
-
-    The actor for a size of task, with its fork server, stays until another size needs its resources
-    or the context ends; all runs of one size are made on the same machine. A run of several workers
-    gets new actors, which import torch anew: workers find each other through Ray, and forked
-    processes are not Ray's. For the same reason code that is trained here cannot call Ray.
+class FreshProcesses(contextlib.AbstractContextManager["FreshProcesses"]):
+    """Trains runs one after another, each in fresh processes.
 
     Args:
         fit: whether actors for the given tasks fit into the cluster side by side.
@@ -79,11 +64,10 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
         max_retakes: how often a run is repeated if its times were spoilt by something else on the
             machine. Once that did not help, runs are not repeated until one comes out unspoilt: the
             machine is always that busy.
-        can_fork: whether to fork processes; otherwise every run gets new actors.
-        fork_server: the driver's own fork server, used instead of actors; given only if Ray has no
-            machine but this one.
-        reserved: a task that takes as much as any other. Its resources are reserved from the first
-            run on, and all runs are on its GPUs; None if nothing else is trained meanwhile.
+        launcher: the driver's own launcher, used instead of actors; None on a cluster.
+        reserved: a task that takes as much as any other, where others train side by side with this
+            one: its GPUs are kept for the runs here. None if nothing else is trained meanwhile.
+        lane: number of this one among those side by side.
     """
 
     def __init__(
@@ -92,21 +76,18 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
         fit: Callable[[Sequence[TrialTask]], bool],
         interrupt: threading.Event,
         max_retakes: int = MAX_RETAKES,
-        can_fork: bool = CAN_FORK,
-        fork_server: ForkServer | None = None,
+        launcher: Launcher | None = None,
         reserved: TrialTask | None = None,
+        lane: int = 0,
     ) -> None:
-        self._fork_server = fork_server
-        # a second actor would wait for the first one's GPUs
-        self._fit = fit if reserved is None else lambda tasks: len(tasks) == 1
-        self._reserved = reserved
-        self._reservation: PlacementGroup | None = None
+        self._fit = fit
         self._interrupt = interrupt
-        self._workers: dict[_Size, _Worker | _DriverWorker] = {}
-        """A worker for each size of task that is kept ready, the most recently used last."""
         self._max_retakes = max_retakes
         self._is_always_busy = False
-        self._can_fork = can_fork
+        self._reserved, self._lane = reserved, lane
+        self._launcher = launcher
+        self._actors: dict[tuple[Any, ...], _Actor] = {}
+        """An actor for each size of task that is kept ready, the most recently used last."""
 
     def __exit__(
         self,
@@ -114,10 +95,8 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for size in list(self._workers):
-            self._end(size)
-        if self._reservation is not None:
-            remove_placement_group(self._reservation)
+        for actor in self._actors.values():
+            actor.end()
 
     def train(self, run: FreshRun) -> TrialResult | None:
         """Train a run to its end, and repeat it if its times were spoilt or its process was killed;
@@ -127,7 +106,7 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
             The result of the last repeat; None if it was interrupted.
 
         Raises:
-            ClusterError: a process did not start, or had trained before.
+            ClusterError: a process did not start.
         """
         max_retakes = 0 if self._is_always_busy else self._max_retakes
         for number in range(max_retakes + 1):
@@ -146,293 +125,153 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
         configuration, or too little.
         """
         for number in range(_MAX_LOST + 1):
-            result, num_retries = self._train_once(run, is_first=is_first and number == 0)
+            if self._interrupt.is_set():
+                return None
+            incoming = self._reports(run.task)
+            if is_first and number == 0:
+                run.on_start()
+            result, num_retries = _train(run, incoming)
             if result is None or number >= min(num_retries, _MAX_LOST):
                 break
             logger.info("%s: %s; it is made again", run.task.name, result.error)
         return result
 
-    def _train_once(self, run: FreshRun, *, is_first: bool) -> tuple[TrialResult | None, int]:
-        """Train a run.
+    def _reports(self, task: TrialTask) -> Iterator[WorkerReport]:
+        """The reports of a training that is about to begin, fewer once ``interrupt`` is set."""
+        if self._launcher is None:
+            return self._actor(task).reports(task, self._interrupt)
+        devices = None
+        if self._reserved is not None:
+            each, lane = self._reserved.num_gpus, self._lane
+            devices = visible_devices((lane + 1) * each)[lane * each :]
+        group = ProcessGroup(launcher=self._launcher.address, devices=devices)
+        return group.train(task, self._interrupt.is_set)
 
-        Also returns how often it is to be made again because of how its process died.
+    def _actor(self, task: TrialTask) -> "_Actor":
+        """The actor for runs of the task's size, once it has started.
+
+        Raises:
+            ClusterError: the actor did not start.
         """
-        worker = None if self._interrupt.is_set() else self._ready_worker(run.task)
-        if worker is None:
-            return None, 0
-        if is_first:
-            run.on_start()
-        is_reusable = False
+        size = task.num_workers, task.num_cpus, task.num_gpus, task.accelerator_type, task.placement
+        actor = self._actors.pop(size, None)
+        # where others train side by side, a second actor would wait for the first one's GPUs
+        while actor is None and self._actors:
+            others = [other.task for other in self._actors.values()]
+            if self._reserved is None and self._fit([*others, task]):
+                break
+            self._actors.pop(next(iter(self._actors))).end()
+        self._actors[size] = actor = actor or _Actor(task)
         try:
-            result, num_retries, is_reusable = _train(
-                run, worker.reports(run.task, self._interrupt)
-            )
-        finally:
-            if not (is_reusable and worker.forks):
-                self._end(_Size.of(run.task))
-        return result, num_retries
-
-    def _ready_worker(self, task: TrialTask) -> "_Worker | _DriverWorker | None":
-        """The worker for runs of the task's size, once it has imported all that a training needs.
-
-        None if interrupted meanwhile.
-        """
-        size = _Size.of(task)
-        worker = self._workers.pop(size, None)
-        if worker is not None:
-            self._workers[size] = worker
-            return worker
-        while self._workers and not self._fit(
-            [*(other.task for other in self._workers.values()), task]
-        ):
-            self._end(next(iter(self._workers)))
-        worker = self._workers[size] = self._new_worker(task)
-        try:
-            fault = worker.fault(self._interrupt)
+            actor.wait_until_ready(self._interrupt)
         except ray.exceptions.RayError as error:
             raise ClusterError(f"no new worker came up: {str(error).splitlines()[0]}") from error
-        if self._interrupt.is_set():
-            return None
-        if fault is None:
-            return worker
-        logger.warning(
-            "each fresh process imports torch anew, since the one that was to fork them cannot: %s",
-            fault,
-        )
-        self._can_fork = False
-        self._end(size)
-        return self._ready_worker(task)
-
-    def _new_worker(self, task: TrialTask) -> "_Worker | _DriverWorker":
-        if self._reserved is not None and self._reservation is None:
-            self._reservation = _placement_group(self._reserved)
-        if task.num_workers > 1 or not self._can_fork:
-            return _Worker(task, forks=False, reservation=self._reservation)
-        if (
-            self._fork_server is not None
-            and self._fork_server.fault(self._interrupt.is_set) is not None
-        ):
-            self._fork_server = None
-        if self._fork_server is None:
-            return _Worker(task, forks=True, reservation=self._reservation)
-        return _DriverWorker(task, self._fork_server, self._reservation)
-
-    def _end(self, size: "_Size") -> None:
-        worker = self._workers.pop(size, None)
-        if worker is not None:
-            worker.end()
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Size:
-    """Resources that a task takes: tasks of equal size can share an actor."""
-
-    num_workers: int
-    num_cpus: int
-    num_gpus: int
-    accelerator_type: str | None
-    placement: str
-
-    @classmethod
-    def of(cls, task: TrialTask) -> "_Size":
-        return cls(
-            num_workers=task.num_workers,
-            num_cpus=task.num_cpus,
-            num_gpus=task.num_gpus,
-            accelerator_type=task.accelerator_type,
-            placement=task.placement,
-        )
+        return actor
 
 
 class _Worker:
-    """A Ray actor that runs tasks of one size.
+    """A Ray actor that runs trainings one after another, each in new processes."""
 
-    Args:
-        task: any task of that size.
-        forks: whether the actor forks a process for each run, or is itself the process of a single
-            run.
-        reservation: placement group that the actor is in; None for one of its own.
-    """
+    def __init__(self) -> None:
+        self._processes: ProcessGroup | None = None
 
-    def __init__(self, task: TrialTask, *, forks: bool, reservation: PlacementGroup | None) -> None:
-        self.task, self.forks = task, forks
-        self._own_group = _placement_group(task) if reservation is None else None
-        resources = _resources(task, reservation or self._own_group)
-        self._actor = (
-            ray.remote(_ForkingWorker if forks else _NewWorker)
-            .options(max_restarts=0, **resources)
+    def ready(self) -> None:
+        """Return once the actor has started."""
+
+    def run(self, task: TrialTask) -> Iterator[WorkerReport]:
+        """Yield all reports of a training."""
+        self._processes = self._processes or ray_process_group(task)
+        yield from self._processes.train(task)
+
+
+class _Actor:
+    """A ``_Worker`` and its resources, for tasks of one size."""
+
+    def __init__(self, task: TrialTask) -> None:
+        self.task = task
+        self._group: PlacementGroup = placement_group(bundles(task), strategy=task.placement)
+        bundle = bundles(task)[0]
+        self._worker = (
+            ray.remote(_Worker)
+            .options(
+                max_restarts=0,
+                num_cpus=bundle["CPU"],
+                num_gpus=bundle.get("GPU", 0),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    self._group,
+                    placement_group_bundle_index=0,
+                    placement_group_capture_child_tasks=True,
+                ),
+            )
             .remote()
         )
 
-    def fault(self, interrupt: threading.Event) -> str | None:
-        """Wait until the actor is ready to train and return why it cannot fork.
-
-        None if it can, or once ``interrupt`` is set.
+    def wait_until_ready(self, interrupt: threading.Event) -> None:
+        """Wait until the actor has started, or ``interrupt`` is set.
 
         Raises:
             ray.exceptions.RayError: the actor ended, or is not ready in time.
         """
-        fault: str | None = _answer(self._actor.fault.remote(), interrupt)
-        return fault
+        ready, until = self._worker.ready.remote(), time.monotonic() + _START_SECONDS
+        while not ray.wait([ready], timeout=POLL_SECONDS)[0]:
+            if interrupt.is_set():
+                return
+            if time.monotonic() > until:
+                break
+        ray.get(ready, timeout=0)
 
-    def reports(self, task: TrialTask, interrupt: threading.Event) -> Iterator[WorkerReport | Died]:
-        """Train a task and yield its reports up to the one with the outcome, or ``Died``.
-
-        Ends early once ``interrupt`` is set.
-        """
-        stream = self._actor.run.options(num_returns="streaming").remote(task)
+    def reports(self, task: TrialTask, interrupt: threading.Event) -> Iterator[WorkerReport]:
+        """Train a task and yield its reports; fewer once ``interrupt`` is set."""
+        stream = self._worker.run.options(num_returns="streaming").remote(task)
         while True:
             while not ray.wait([stream], timeout=POLL_SECONDS)[0]:
                 if interrupt.is_set():
                     return
-            report: WorkerReport | Died = ray.get(next(stream))
+            report: WorkerReport = ray.get(next(stream))
             yield report
-            if isinstance(report, Died) or report.outcome is not None:
+            if report.outcome is not None:
                 return
 
     def end(self) -> None:
         """End the actor and any training that it still runs, and free its resources."""
-        ray.kill(self._actor)
-        if self._own_group is not None:
-            remove_placement_group(self._own_group)
+        ray.kill(self._worker)
+        remove_placement_group(self._group)
 
 
-class _DriverWorker:
-    """The driver's own fork server in place of an actor.
-
-    Args:
-        reservation: placement group whose GPUs the trainings see; None if nothing else is trained
-            on this machine.
-    """
-
-    forks = True
-
-    def __init__(
-        self, task: TrialTask, server: ForkServer, reservation: PlacementGroup | None
-    ) -> None:
-        self.task = task
-        self._server = server
-        self._reservation = reservation
-        self._devices: list[str] | None = None
-
-    def fault(self, interrupt: threading.Event) -> str | None:
-        """Wait until the fork server is ready and return why it cannot fork.
-
-        None if it can, or once ``interrupt`` is set.
-
-        Raises:
-            ray.exceptions.RayError: Ray does not say in time which GPUs are reserved.
-        """
-        fault = self._server.fault(interrupt.is_set)
-        if fault is None and self._reservation is not None:
-            asked = (
-                ray.remote(_reserved_devices)
-                .options(**_resources(self.task, self._reservation))
-                .remote(self.task.num_gpus)
-            )
-            self._devices = _answer(asked, interrupt)
-        return fault
-
-    def reports(self, task: TrialTask, interrupt: threading.Event) -> Iterator[WorkerReport | Died]:
-        """Train a task and yield its reports up to the one with the outcome, or ``Died``.
-
-        Ends early once ``interrupt`` is set.
-        """
-        return self._server.train(task, interrupt.is_set, devices=self._devices)
-
-    def end(self) -> None:
-        """Do nothing: trainings leave nothing behind, and the fork server has other users."""
-
-
-def _reserved_devices(num_gpus: int) -> list[str]:
-    """Ids of the GPUs that Ray gave to this process, a worker of its own."""
-    take_assigned_devices()
-    return visible_devices(num_gpus)
-
-
-def _answer(pending: Any, interrupt: threading.Event) -> Any:
-    """Wait for the answer of a process that Ray has yet to start, and return it.
-
-    None once ``interrupt`` is set.
-
-    Raises:
-        ray.exceptions.RayError: the process ended, or does not answer in time.
-    """
-    until = time.monotonic() + _START_SECONDS
-    while not ray.wait([pending], timeout=POLL_SECONDS)[0]:
-        if interrupt.is_set():
-            return None
-        if time.monotonic() > until:
-            break
-    return ray.get(pending, timeout=0)
-
-
-def _placement_group(task: TrialTask) -> PlacementGroup:
-    return placement_group(bundles(task), strategy=task.placement)
-
-
-def _resources(task: TrialTask, group: PlacementGroup | None) -> dict[str, Any]:
-    """Ray options of a task's first worker, which starts the others in the same placement group."""
-    bundle = bundles(task)[0]
-    strategy = PlacementGroupSchedulingStrategy(
-        group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
-    )
-    return {
-        "num_cpus": bundle["CPU"],
-        "num_gpus": bundle.get("GPU", 0),
-        "scheduling_strategy": strategy,
-    }
-
-
-def _train(
-    run: FreshRun, incoming: Iterator[WorkerReport | Died]
-) -> tuple[TrialResult | None, int, bool]:
+def _train(run: FreshRun, incoming: Iterator[WorkerReport]) -> tuple[TrialResult | None, int]:
     """The result of a run, by its reports as they come, None if it was interrupted.
 
-    Also returns how often the run is to be made again because of how its process died, and whether
-    its worker may take another run.
+    Also returns how often the run is to be made again because of how its process ended.
     """
     task, started_at = run.task, time.time()
     reports: list[WorkerReport] = []
-    death: str | None = None
     try:
         for report in incoming:
-            if isinstance(report, Died):
-                death = report.reason
-                break
             reports.append(report)
             warn_of_worker(task, report)
             if report.evaluation is not None:
                 run.on_evaluation(report.evaluation)
     except ray.exceptions.RayActorError as error:
-        death = str(error)
-    if death is not None:
-        reports.append(report_of_death(task, seconds=time.time() - started_at, reason=death))
-    if not reports or reports[-1].outcome is None:
-        return None, 0, False
-    if not reports[0].is_first_in_process:
-        raise ClusterError(
-            f"{task.name}: ran in a process that had trained before; this run needs a fresh one"
-        )
+        seconds = time.time() - started_at
+        reports.append(report_of_death(task, seconds=seconds, reason=str(error)))
+    last = reports[-1] if reports else None
+    if last is None or last.outcome is None:
+        return None, 0
     result = TrialResult(
         trial=run.trial,
         values=run.values,
         overrides=run.overrides,
         seed=task.config.seed,
-        outcome=reports[-1].outcome,
+        outcome=last.outcome,
         evaluations=tuple(report.evaluation for report in reports if report.evaluation is not None),
         started_at=started_at,
         stopped_at=time.time(),
         fingerprint=next((report.fingerprint for report in reports if report.fingerprint), {}),
-        error=reports[-1].error,
-        test_metric=reports[-1].test_metric,
+        error=last.error,
+        test_metric=last.test_metric,
         contention=_contention(reports),
     )
-    return (
-        result,
-        MOST_RETRIES if result.outcome is Outcome.LOST else reports[-1].num_retries,
-        death is None,
-    )
+    return result, MOST_RETRIES if result.outcome is Outcome.LOST else last.num_retries
 
 
 def _contention(reports: Sequence[WorkerReport]) -> str | None:
@@ -445,42 +284,3 @@ def _contention(reports: Sequence[WorkerReport]) -> str | None:
     )
     is_timed = reports[-1].outcome is not None and reports[-1].outcome.is_timed
     return contention.reason if contention is not None and is_timed else None
-
-
-class _ForkingWorker:
-    """A Ray actor that holds the resources of runs of one size and forks a process for each run."""
-
-    def __init__(self) -> None:
-        take_assigned_devices()
-        self._fork_server = ForkServer()
-
-    def fault(self) -> str | None:
-        """Wait until the fork server is ready and return why it cannot fork; None if it can."""
-        return self._fork_server.fault()
-
-    def run(self, task: TrialTask) -> Iterator[WorkerReport | Died]:
-        """Yield all reports of a training in a forked process.
-
-        The process is gone when the last report comes.
-        """
-        yield from self._fork_server.train(task)
-
-
-class _NewWorker:
-    """A Ray actor that trains one task itself and is then ended."""
-
-    def fault(self) -> None:
-        """Import all that a training needs; there is no fault to report."""
-        take_assigned_devices()
-        import_training()
-
-    def run(self, task: TrialTask) -> Iterator[WorkerReport]:
-        """Yield all reports of the training, without waiting until anyone receives them."""
-        group = WorkerGroup()
-        run = TaskRun(task, group.meet)
-        report = group.next_report(run)
-        while report.outcome is None:
-            yield report
-            report = group.next_report(run)
-        group.end(run)
-        yield report

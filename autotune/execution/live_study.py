@@ -4,7 +4,7 @@ import contextlib
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from rich.console import Console
 from autotune.config.schema import TrialConfig
 from autotune.confirm.confirmation import PlannedRace, confirmation_seed, plan_race
 from autotune.confirm.race import RaceLimits
-from autotune.execution.fork_server import machine_in_this_process
+from autotune.execution.launcher import Launcher, calling
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import log_file, sole_user
 from autotune.execution.task_run import TrialTask
@@ -160,7 +160,7 @@ class LiveStudy:
         *,
         score_test: bool = False,
         weights_path: Path | None = None,
-        fork_server: str | None = None,
+        launcher: str | None = None,
     ) -> TrialTask:
         """Make the task that a worker needs to run one training of this study."""
         num_cpus, num_gpus = self.plan.resources(config)
@@ -180,7 +180,7 @@ class LiveStudy:
             accelerator_type=self.plan.config.cluster.accelerator_type,
             score_test=score_test,
             weights_path=None if weights_path is None else str(weights_path),
-            fork_server=fork_server,
+            launcher=launcher,
         )
 
 
@@ -225,15 +225,14 @@ def opened(
     command: Sequence[str],
     code_folders: Sequence[str],
     console: Console,
-    describe_machine: Callable[[], Mapping[str, object]] = machine_in_this_process,
+    launcher: Launcher | None = None,
 ) -> Iterator[LiveStudy]:
     """Open a study, and resume it if an earlier process has begun it.
 
     Its tracker is closed however the context ends.
 
     Args:
-        describe_machine: finds out the facts about this machine that are kept with the study;
-            called in another thread.
+        launcher: finds out the facts about this machine that are kept with the study.
 
     Raises:
         StudyError: another process runs the study, the stored study has another definition, or the
@@ -254,9 +253,7 @@ def opened(
         tracker = TrackerWriter(
             plan.config.tracking,
             plan.trial.allowed_targets,
-            make_info=partial(
-                _tracker_info, plan, describe_machine, is_resumed=bool(policy.results)
-            ),
+            make_info=partial(_tracker_info, plan, launcher, is_resumed=bool(policy.results)),
             ended=partial(_ended_runs, plan, study, policy),
             rest_command=push_command(command, plan.name),
             say=say,
@@ -369,14 +366,14 @@ def _ended_runs(plan: StudyPlan, study: Study, policy: Scheduler) -> list[Finish
     ]
 
 
-def _tracker_info(
-    plan: StudyPlan, describe_machine: Callable[[], Mapping[str, object]], *, is_resumed: bool
-) -> StudyInfo:
+def _tracker_info(plan: StudyPlan, launcher: Launcher | None, *, is_resumed: bool) -> StudyInfo:
     """The facts on a study for its tracker.
 
     Those about this machine are written to its folder, too.
     """
-    machine = {FORMAT_KEY: FORMATS["machine"], **describe_machine()}
+    with calling(launcher) as call_there:
+        facts = call_there("autotune.training.diagnosis:this_machine")
+    machine = {FORMAT_KEY: FORMATS["machine"], **facts}
     replace_file(plan.folder / "machine.yaml", yaml.safe_dump(machine, sort_keys=False))
     return StudyInfo(
         name=plan.name,

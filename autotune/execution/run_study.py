@@ -25,8 +25,8 @@ from autotune.errors import ClusterError
 from autotune.execution.best_weights import keep_first, run_path
 from autotune.execution.cluster import ClusterSize, FreeResources, RayConnection, check_can_start
 from autotune.execution.conclusion import conclude_study, import_for_conclusion
-from autotune.execution.fork_server import ForkServer, machine_in_this_process
 from autotune.execution.interrupt import interruptible
+from autotune.execution.launcher import Launcher
 from autotune.execution.live_study import (
     LiveStudy,
     confirmation_config,
@@ -54,7 +54,7 @@ def run_study(
     code_folders: Sequence[str],
     console: Console,
     connection: RayConnection,
-    fork_server: ForkServer | None = None,
+    launcher: Launcher | None = None,
     trains: bool = True,
 ) -> int:
     """Run a planned study, or resume it where an earlier process stopped.
@@ -64,7 +64,7 @@ def run_study(
             it is made.
         code_folders: folders that may hold Python modules of the user's own.
         connection: connection to Ray; closed as soon as no worker is needed any more.
-        fork_server: the driver's own fork server, for trials and confirmation runs on this machine.
+        launcher: the driver's own launcher, for trials and confirmation runs on this machine.
         trains: whether anything is trained; if not, the tracker is only given what it lacks of the
             study.
 
@@ -84,16 +84,14 @@ def run_study(
             command=command,
             code_folders=code_folders,
             console=console,
-            describe_machine=(
-                machine_in_this_process if fork_server is None else fork_server.machine
-            ),
+            launcher=launcher,
         ) as live,
     ):
         if not trains:
             return _push(live)
         exit_code = None
         try:
-            confirmation = _search_and_confirm(live, interrupt, connection, fork_server)
+            confirmation = _search_and_confirm(live, interrupt, connection, launcher)
             if not interrupt.is_set() and live.policy.error is None:
                 exit_code = conclude_study(live, confirmation)
         except ClusterError as error:
@@ -140,7 +138,7 @@ def _search_and_confirm(
     live: LiveStudy,
     interrupt: threading.Event,
     connection: RayConnection,
-    fork_server: ForkServer | None,
+    launcher: Launcher | None,
 ) -> Confirmation | None:
     """Search while there is budget, then confirm.
 
@@ -175,15 +173,13 @@ def _search_and_confirm(
                 live.display.note(f"warm start: {study.summary}")
             if live.has_search and not interrupt.is_set():
                 connection.run(
-                    lambda: _search(live, size, interrupt, connection, fork_server), interrupt
+                    lambda: _search(live, size, interrupt, connection, launcher), interrupt
                 )
             if interrupt.is_set() or policy.error is not None or not live.needs_confirmation:
                 return None
             if plan.has_idle_cpu:
                 threading.Thread(target=import_for_conclusion, name="import", daemon=True).start()
-            connection.run(
-                lambda: _confirm(live, size, interrupt, connection, fork_server), interrupt
-            )
+            connection.run(lambda: _confirm(live, size, interrupt, connection, launcher), interrupt)
     finally:
         if not connection.is_lost:  # otherwise it is closed last: what Ray does then is uncertain
             connection.close()
@@ -195,7 +191,7 @@ def _search(
     size: ClusterSize,
     interrupt: threading.Event,
     connection: RayConnection,
-    fork_server: ForkServer | None,
+    launcher: Launcher | None,
 ) -> None:
     from autotune.execution.search import run_search  # noqa: PLC0415  # imports ray
 
@@ -211,13 +207,7 @@ def _search(
         score_format_of(plan.objective).unit,
     )
     num_cpus, num_gpus = plan.resources(plan.trial)
-    fault = fork_server.fault(interrupt.is_set) if fork_server is not None else None
-    if fault is not None:
-        logger.warning(
-            "each worker imports torch itself, since the process that was to fork them cannot: %s",
-            fault,
-        )
-    address = fork_server.address if fork_server is not None and fault is None else None
+    address = launcher.address if launcher is not None else None
 
     def hold_tracker() -> None:
         # confirmation runs come next, and they are timed
@@ -251,7 +241,7 @@ def _search(
         composer=plan.composer,
         tracker=live.tracker,
         listeners=(tables, live.display),
-        make_task=partial(live.task, fork_server=address),
+        make_task=partial(live.task, launcher=address),
         has_room=room,
         state_folder=plan.state_folder,
         trial_deadline_seconds=plan.trial_deadline_seconds,
@@ -299,7 +289,7 @@ def _confirm(
     size: ClusterSize,
     interrupt: threading.Event,
     connection: RayConnection,
-    fork_server: ForkServer | None,
+    launcher: Launcher | None,
 ) -> None:
     """Make the confirmation runs that the study still lacks."""
     plan, race = live.plan, live.planned_race()
@@ -373,7 +363,7 @@ def _confirm(
         interrupt=interrupt,
         max_retakes=plan.config.search.max_retakes,
         check_ray=connection.check,
-        fork_server=fork_server,
+        launcher=launcher,
         on_end=on_end,
     )
 

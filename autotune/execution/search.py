@@ -142,19 +142,13 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
         return next((trial for trial in new if trial.status == Trial.PENDING), None)
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
-        """Ray's decision on a trial after a report: go on, pause or stop.
-
-        An unfit worker is asked once more, which ends its process.
-        """
-        report = result["report"]
-        decision = self._trial_manager.reported(trial.trial_id, report)
+        """Ray's decision on a trial after a report: go on, pause or stop."""
+        decision = self._trial_manager.reported(trial.trial_id, result["report"])
         if decision is Decision.PAUSE:
             self._paused[trial.trial_id] = trial
             return str(TrialScheduler.PAUSE)
         return str(
-            TrialScheduler.CONTINUE
-            if decision is Decision.CONTINUE or result["is_unfit"]
-            else TrialScheduler.STOP
+            TrialScheduler.CONTINUE if decision is Decision.CONTINUE else TrialScheduler.STOP
         )
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:

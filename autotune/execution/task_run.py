@@ -12,16 +12,16 @@ import platform
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from autotune.config.schema import TrialConfig
 from autotune.contention import Contention
 from autotune.errors import AutotuneError, ConfigError, DataError, StateError, last_exception
-from autotune.execution.death import (
+from autotune.execution.process_end import (
     LOW_ON_MEMORY,
     Death,
     death_of,
@@ -37,9 +37,6 @@ from autotune.mlflow_logs import keep_logs
 from autotune.outcome import Outcome
 from autotune.remote import paused_while_waiting
 from autotune.session import is_pausable
-
-if TYPE_CHECKING:
-    from autotune.training.parallel.rendezvous import Failure, Rendezvous  # imports torch
 
 logger = logging.getLogger(__name__)
 
@@ -92,9 +89,8 @@ class TrialTask:
     accelerator_type: str | None = None
     """Ray's accelerator type of the GPUs that each worker's machine must have; None for any
     machine."""
-    fork_server: str | None = None
-    """Address of the driver's fork server, which forks a process for the trial; None if the
-    worker itself trains it."""
+    launcher: str | None = None
+    """Address of the driver's launcher, if all trainings run on its machine."""
     niceness: int = field(default_factory=lambda: os.getpriority(os.PRIO_PROCESS, 0))
     """The driver's niceness, which workers take if permitted; on a cluster that was joined they
     start with Ray's, usually 15."""
@@ -120,7 +116,6 @@ class WorkerReport:
     """What the numbers depend on, such as versions and device; empty except in the first report
     with an evaluation."""
     test_metric: float | None = None
-    is_first_in_process: bool = True
     can_pause: bool = False
     """Whether the training's state can be kept now, to continue later."""
     contention: Contention | None = None
@@ -129,32 +124,29 @@ class WorkerReport:
     is_data_missing: bool = False
     """Whether the error is that this machine cannot read the data set: then every other
     configuration would fail as well."""
+    is_consequence: bool = False
+    """Whether a rank only lost its connection to another one, whose error is the real one."""
     num_retries: int = 0
     """Number of times that the point is tried again before the outcome holds, after a process
     was killed from outside."""
-
-
-_num_trainings = 0
-"""Number of trainings that this process has begun."""
 
 
 class TaskRun:
     """One training in this process, asked for one report at a time.
 
     Args:
-        meet: starts the task's other workers, and returns where this process, the first worker,
-            meets them; None if there are no others.
+        host: this machine's address, at which the other ranks meet this process, the first one.
     """
 
-    def __init__(
-        self,
-        task: TrialTask,
-        meet: Callable[[TrialTask], "Rendezvous | None"] = lambda task: None,
-    ) -> None:
-        global _num_trainings  # noqa: PLW0603  # counts what this process did
-        _num_trainings += 1
-        self._is_first = _num_trainings == 1
+    def __init__(self, task: TrialTask, host: str) -> None:
         self._task = task
+        self._host = host
+        self._store: Any = None
+        """Where the ranks meet, open as long as this object; None if there is one rank."""
+        if task.num_workers > 1:
+            from autotune.training.parallel.ranks import open_store  # noqa: PLC0415  # imports torch
+
+            self._store = open_store(host)
         self._watch = Watch(
             deadline_seconds=task.deadline_seconds,
             driver=task.driver,
@@ -165,14 +157,13 @@ class TaskRun:
         self._fingerprint: Mapping[str, Any] = {}
         self._last: Evaluation | None = None
         self._hang_file: TextIO | None = None
-        self._meet = meet
         self._entered = contextlib.ExitStack()
         self._folder: Path | None = None
 
     @property
-    def num_workers(self) -> int:
-        """Number of processes that train together."""
-        return self._task.num_workers
+    def port(self) -> int | None:
+        """Port at which the other ranks meet this process; None if there are no others."""
+        return None if self._store is None else int(self._store.port)
 
     def next_report(self) -> WorkerReport:
         """Train to the next evaluation, or to the training's end.
@@ -182,6 +173,14 @@ class TaskRun:
         with self._watch.on(), paused_while_waiting(self._watch.off):
             report = self._advance()
         contention = self._watch.contention(is_last=report.outcome is not None)
+        if contention is not None and self._store is not None:
+            from autotune.training.parallel.rendezvous import stopped_seconds  # noqa: PLC0415
+
+            # all others waited for one that was stopped
+            stopped = stopped_seconds(self._store, self._task.num_workers)
+            contention = replace(
+                contention, stopped_seconds=max(contention.stopped_seconds, stopped)
+            )
         evaluation = report.evaluation and replace(report.evaluation, contention=contention)
         return replace(report, evaluation=evaluation, contention=contention)
 
@@ -272,7 +271,6 @@ class TaskRun:
             ),
             fingerprint=self._take_fingerprint(),
             test_metric=test_metric,
-            is_first_in_process=self._is_first,
             can_pause=self._can_pause,
         )
 
@@ -310,10 +308,11 @@ class TaskRun:
         kept: dict[str, Any] = {}
         if task.is_paused and task.state_folder is not None:
             kept["paused_folder"] = Path(task.state_folder)
-        if (rendezvous := self._meet(task)) is not None:
+        if self._store is not None:
             # imports torch
             from autotune.training.parallel.rendezvous import joined_at  # noqa: PLC0415
 
+            rendezvous = _rendezvous(task, self._host, self._store.port, rank=0)
             kept["ranks"] = self._entered.enter_context(joined_at(rendezvous, task.config))
         return start_training(task.config, **_settings(task), **kept)
 
@@ -354,10 +353,16 @@ class TaskRun:
         return path if path.parent.is_dir() else Path(tempfile.gettempdir()) / path.name
 
 
-def follow_task(task: TrialTask, rendezvous: "Rendezvous") -> "Failure | None":
-    """Train a task as one of its other workers until the first worker ends.
+def _rendezvous(task: TrialTask, host: str, port: int, rank: int) -> Any:
+    from autotune.training.parallel.rendezvous import Rendezvous  # noqa: PLC0415  # imports torch
 
-    Returns this worker's failure, None if there was none.
+    return Rendezvous(host=host, port=port, rank=rank, size=task.num_workers)
+
+
+def follow_task(task: TrialTask, *, host: str, port: int, rank: int) -> WorkerReport | None:
+    """Train a task as another rank than the first, until that ends.
+
+    Returns this rank's failure, None if there was none.
     """
     take_niceness(task)
     enter_code_folders(task)
@@ -365,6 +370,7 @@ def follow_task(task: TrialTask, rendezvous: "Rendezvous") -> "Failure | None":
     # torch is imported by the first training
     from autotune.training.parallel.rendezvous import StopNotes, follow  # noqa: PLC0415
 
+    rendezvous = _rendezvous(task, host, port, rank)
     with tempfile.TemporaryFile("w") as nowhere:  # the first worker ends what hangs
         watch = Watch(
             deadline_seconds=math.inf,
@@ -374,9 +380,17 @@ def follow_task(task: TrialTask, rendezvous: "Rendezvous") -> "Failure | None":
         )
         try:
             with watch.on(), paused_while_waiting(watch.off):
-                return follow(task.config, rendezvous, **_settings(task))
+                failure = follow(task.config, rendezvous, **_settings(task))
         finally:
             watch.close()
+    if failure is None:
+        return None
+    return WorkerReport(
+        evaluation=None,
+        outcome=failure.outcome,
+        error=failure.error,
+        is_consequence=failure.is_lost_connection,
+    )
 
 
 def enter_code_folders(task: TrialTask) -> None:
@@ -487,8 +501,3 @@ _START_UP = (
 
 def _killed_reason(error: Exception) -> str:
     return f"a process of the training was ended by SIGKILL: {str(error).splitlines()[0]}"
-
-
-def import_training() -> None:
-    """Import all modules that a training needs, so that the first training need not."""
-    import autotune.training.run  # noqa: F401, PLC0415

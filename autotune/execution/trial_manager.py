@@ -17,7 +17,7 @@ from autotune.config.compose import Composed, Composer
 from autotune.config.schema import TrialConfig
 from autotune.contention import Contention
 from autotune.errors import AutotuneError, ConfigError, DataError, InvalidTrialError
-from autotune.execution.death import (
+from autotune.execution.process_end import (
     LOW_ON_MEMORY,
     MOST_RETRIES,
     NOT_ENDED,

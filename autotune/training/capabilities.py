@@ -1,5 +1,5 @@
 """What a machine can run, and the versions of its software, without torch: a driver that asks
-its fork server need not import it.
+its launcher need not import it.
 """
 
 import os

@@ -9,7 +9,7 @@ first report. That call is build phase, as are imports of the user's own modules
 trainings of the process are charged for both as well.
 
 Imports of installed libraries count as nothing, like torch's own: the first of several forked
-processes would pay alone for what the fork server then imports for all others.
+processes would pay alone for what the launcher then imports for all others.
 """
 
 import contextlib

@@ -12,7 +12,7 @@ import ray
 from autotune.config.command_line import EXIT_BAD_INPUT, run_command
 from autotune.config.schema import ClusterConfig
 from autotune.execution.cluster import ClusterSize, FreeResources, RayConnection
-from autotune.execution.fork_server import resource_environment
+from autotune.execution.process_group import rank_environment
 from autotune.execution.task_run import TrialTask
 from autotune.execution.worker import TrialWorker
 from autotune.training import capabilities
@@ -104,7 +104,7 @@ def test_a_study_whose_gpu_ray_does_not_count_ends_in_one_line(
         has_torchao=False,
     )
     monkeypatch.setattr(
-        "autotune.execution.cluster.capabilities_of", lambda cluster, fork_server: one_gpu
+        "autotune.execution.cluster.capabilities_of", lambda cluster, launcher: one_gpu
     )
     monkeypatch.chdir(tmp_path)
     assert (
@@ -173,7 +173,7 @@ def test_each_worker_and_what_is_forked_for_it_has_the_gpu_that_ray_gave_it(
             variables = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
             return tuple(
                 {name: env[name] for name in variables if name in env}
-                for env in (os.environ, resource_environment(task))
+                for env in (os.environ, rank_environment(task))
             )
 
     workers = [

@@ -15,8 +15,8 @@ import ray
 from autotune.config.schema import TrialConfig
 from autotune.confirm.runs import compiled_anew
 from autotune.execution.cluster import ClusterSize
-from autotune.execution.fork_server import ForkServer
 from autotune.execution.fresh import FreshProcesses, FreshRun
+from autotune.execution.launcher import Launcher
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
 from tests.support.patience import is_alive, wait_until
@@ -134,8 +134,8 @@ def test_an_interrupt_ends_the_run_that_is_under_way(
 ) -> None:
     interrupt = threading.Event()
     with (
-        contextlib.closing(ForkServer()) if own else contextlib.nullcontext() as server,
-        FreshProcesses(fit=cluster.holds, interrupt=interrupt, fork_server=server) as processes,
+        contextlib.closing(Launcher()) if own else contextlib.nullcontext() as launcher,
+        FreshProcesses(fit=cluster.holds, interrupt=interrupt, launcher=launcher) as processes,
     ):
 
         def interrupt_once_it_trains() -> None:

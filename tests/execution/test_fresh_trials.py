@@ -14,7 +14,7 @@ import pytest
 import ray
 
 from autotune.config.schema import TrialConfig
-from autotune.execution.fork_server import ForkServer
+from autotune.execution.launcher import Launcher
 from autotune.execution.task_run import TrialTask, WorkerReport
 from autotune.execution.worker import TrialWorker
 from autotune.measurement import Target
@@ -118,28 +118,27 @@ def noted(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with closing(ForkServer()) as server:
-        assert server.fault() is None
-        yield server
+def launcher() -> Iterator[Launcher]:
+    with closing(Launcher()) as launcher:
+        yield launcher
 
 
-@pytest.fixture(scope="module", params=["the driver's fork server", "a worker's own"])
+@pytest.fixture(scope="module", params=["the driver's launcher", "a worker's own"])
 def calls(
     request: pytest.FixtureRequest,
     cluster: None,
     make_task: MakeTask,
-    server: ForkServer,
+    launcher: Launcher,
     folder: Path,
 ) -> list[dict[str, Any]]:
     """What each call found: two trials one after the other, the second one paused, a third one,
     and the second one resumed.
     """
-    address = server.address if request.param == "the driver's fork server" else None
+    address = launcher.address if request.param == "the driver's launcher" else None
     log = f"{address is None}.jsonl"
 
     def task(name: str, **fields: Any) -> TrialTask:
-        return replace(make_task(log, f"{name}-{address is None}", **fields), fork_server=address)
+        return replace(make_task(log, f"{name}-{address is None}", **fields), launcher=address)
 
     with worker_of(task("first")) as call:
         assert to_the_end(call)[-1].outcome is Outcome.MISSED
@@ -170,10 +169,10 @@ def test_each_trial_has_a_process_to_itself_and_finds_nothing_of_another(
 
 
 def test_a_process_that_may_be_reused_is_warmed_up_once_and_keeps_its_state(
-    cluster: None, make_task: MakeTask, server: ForkServer, folder: Path
+    cluster: None, make_task: MakeTask, launcher: Launcher, folder: Path
 ) -> None:
     first, second = (
-        replace(make_task("reused.jsonl", name, _reuse_process_=True), fork_server=server.address)
+        replace(make_task("reused.jsonl", name, _reuse_process_=True), launcher=launcher.address)
         for name in ("first", "second")
     )
     with worker_of(first) as call:

@@ -56,7 +56,7 @@ search_space:
 _DRIVER = f"""
 import sys
 from autotune.config.command_line import run_command
-from autotune.execution.fork_server import ForkServer
+from autotune.execution import cluster
 from autotune.training.capabilities import Capabilities
 from autotune.tune_study import tune_command
 
@@ -64,7 +64,7 @@ fake = Capabilities(
     num_cpus={NUM_GPUS}, num_gpus={NUM_GPUS}, gpu_name="made up", compute_capability=(9, 0),
     has_compiler=True, has_torchao=False
 )
-ForkServer.capabilities = lambda self: fake
+cluster.capabilities_of = lambda config, launcher: fake
 sys.exit(run_command(tune_command, sys.argv[1:]))
 """
 

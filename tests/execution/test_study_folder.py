@@ -149,7 +149,7 @@ def test_a_folder_in_use_is_refused_before_anything_starts_and_a_new_one_is_not_
 
 
 STARTED = (
-    "autotune.execution.fork_server.started_fork_server",
+    "autotune.execution.launcher.started_launcher",
     "autotune.execution.cluster.RayConnection.start",
 )
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from autotune.config.schema import TrialConfig
-from autotune.execution.fork_server import ForkServer
+from autotune.execution.process_group import ProcessGroup
 from autotune.execution.task_run import TrialTask, WorkerReport
 from autotune.measurement import Evaluation
 from autotune.outcome import Outcome
@@ -54,16 +54,13 @@ def make_task(trial_config: Callable[..., TrialConfig], tmp_path: Path) -> Calla
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    server = ForkServer()
-    assert server.fault() is None
-    yield server
-    server.close()
+def group() -> Iterator[ProcessGroup]:
+    with closing(ProcessGroup()) as group:
+        yield group
 
 
-def last_of(server: ForkServer, task: TrialTask) -> WorkerReport:
-    *_, last = server.train(task)
-    assert isinstance(last, WorkerReport)
+def last_of(group: ProcessGroup, task: TrialTask) -> WorkerReport:
+    *_, last = group.train(task)
     return last
 
 
@@ -85,7 +82,7 @@ def hogs(number: int) -> Iterator[None]:
 
 
 def test_a_stop_is_seen_told_and_moves_the_deadline(
-    server: ForkServer, make_task: Any, tmp_path: Path
+    group: ProcessGroup, make_task: Any, tmp_path: Path
 ) -> None:
     # as long as the stop: it would be over at once
     task = make_task(0.6, deadline_seconds=STOPPED_SECONDS)
@@ -93,7 +90,7 @@ def test_a_stop_is_seen_told_and_moves_the_deadline(
         [sys.executable, "-c", _STOPS, str(tmp_path / "trains"), str(STOPPED_SECONDS)],
         start_new_session=True,
     )
-    last = last_of(server, task)
+    last = last_of(group, task)
     assert stopper.wait() == 0
     assert last.outcome is Outcome.REACHED, last.error
     assert last.contention is not None
@@ -121,11 +118,11 @@ os.kill(process, signal.SIGCONT)
 """
 
 
-def test_hogs_beside_a_single_run_are_seen(server: ForkServer, make_task: Any) -> None:
+def test_hogs_beside_a_single_run_are_seen(group: ProcessGroup, make_task: Any) -> None:
     # else they would be the study's own: this process has started both
     task = make_task(1.5, driver=("elsewhere", 1))
     with hogs(2 * (os.cpu_count() or 1)):
-        last = last_of(server, task)
+        last = last_of(group, task)
     assert last.contention is not None
     assert last.contention.stopped_seconds == 0
     assert last.contention.reason is not None
@@ -133,10 +130,10 @@ def test_hogs_beside_a_single_run_are_seen(server: ForkServer, make_task: Any) -
 
 
 def test_what_the_study_has_started_itself_is_no_contention(
-    server: ForkServer, make_task: Any
+    group: ProcessGroup, make_task: Any
 ) -> None:
     with hogs(2 * (os.cpu_count() or 1)):
-        last = last_of(server, make_task(1.0))
+        last = last_of(group, make_task(1.0))
     assert last.contention is not None
     assert last.contention.waited_seconds > 0
     assert last.contention.study_cpu_seconds > 0.2 * last.contention.seconds

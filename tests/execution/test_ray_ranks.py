@@ -1,5 +1,5 @@
-"""Trials of several workers on Ray: they start and end together, free what they held, and say
-what went wrong.
+"""Trials whose ranks lie in several of Ray's bundles: they start and end together, and free what
+they held.
 """
 
 import json
@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ import pytest
 import ray
 
 from autotune.config.compose import Composer
+from autotune.execution.ray_ranks import bundles
 from autotune.execution.task_run import TrialTask, WorkerReport
 from autotune.execution.worker import TrialWorker
-from autotune.execution.worker_group import bundles
 from autotune.outcome import Outcome
 from tests.support.patience import PATIENCE_SECONDS, wait_until
 from tests.support.records import make_trial_task
@@ -104,39 +103,18 @@ def last_report(worker: Any) -> WorkerReport:
     return report
 
 
-@pytest.mark.parametrize(
-    ("overrides", "outcome"),
-    [
-        (["parallelism=ddp", "target.value=0.9", "optimizer.lr=0.05"], Outcome.REACHED),
-        pytest.param(["parallelism=ddp", "batch_size=33"], Outcome.INVALID, marks=pytest.mark.slow),
-        pytest.param(
-            ["parallelism=pipeline", "optimizer.lr=1e30"], Outcome.DIVERGED, marks=pytest.mark.slow
-        ),
-        pytest.param(
-            ["parallelism=fsdp", "epochs=1000", "target.value=0.9999"],
-            Outcome.CAPPED,
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_however_it_ends_all_is_free_afterwards(
-    cluster: None, overrides: list[str], outcome: Outcome
-) -> None:
-    cap = 0.5 if outcome is Outcome.CAPPED else float("inf")
-    with training(replace(task(*overrides), cap_seconds=cap)) as worker:
-        report = last_report(worker)
-        assert report.outcome is outcome, report.error
-        answer(worker.stop.remote())
-
-
 @pytest.mark.slow
-def test_a_trial_that_is_stopped_in_the_middle_ends_on_all_workers(cluster: None) -> None:
-    with training(task("parallelism=ddp", "epochs=100", "target.value=0.9999")) as worker:
+def test_ranks_in_several_bundles_train_one_trial_after_another(cluster: None) -> None:
+    first = task("parallelism=ddp", "target.value=0.9", "optimizer.lr=0.05")
+    with training(first) as worker:
+        report = last_report(worker)
+        assert report.outcome is Outcome.REACHED, report.error
+        long = task("parallelism=ddp", "epochs=100", "target.value=0.9999")
+        answer(worker.reset.remote({"task": long}))
         answer(worker.step.remote())
         answer(worker.reset.remote({"task": task("parallelism=ddp", "epochs=1")}))
-        assert last_report(worker).outcome is Outcome.MISSED, (
-            "the same workers train the next trial"
-        )
+        assert last_report(worker).outcome is Outcome.MISSED
+        answer(worker.stop.remote())
 
 
 def _command_line(path: Path) -> bytes:
@@ -146,11 +124,11 @@ def _command_line(path: Path) -> bytes:
         return b""
 
 
-def _other_worker() -> int:
+def _other_rank() -> int:
     (other,) = [
         int(path.parent.name)
         for path in Path("/proc").glob("[0-9]*/cmdline")
-        if b"ray::_Other" in _command_line(path)
+        if b"ray::_RankWorker" in _command_line(path)
     ]
     return other
 
@@ -159,7 +137,7 @@ def _other_worker() -> int:
 def test_a_worker_that_is_gone_is_said_to_be_lost(cluster: None) -> None:
     with training(task("parallelism=ddp", "epochs=1000", "target.value=0.9999")) as worker:
         answer(worker.step.remote())
-        os.kill(_other_worker(), signal.SIGKILL)
+        os.kill(_other_rank(), signal.SIGKILL)
         report = last_report(worker)
         assert report.outcome is Outcome.LOST
         assert report.error.startswith("a worker was lost: ")

@@ -20,7 +20,7 @@ NOT_ENDED = "not ended at its deadline"
 """How the reason of a death says that another process ended one that hung."""
 LOW_ON_MEMORY = ", while this machine was low on memory"
 """How the reason of a death ends if the kernel killed a process for memory meanwhile."""
-SERVER_ENDED = "the worker died: its fork server was ended"
+LAUNCHER_ENDED = "the worker died: its launcher was ended"
 MOST_RETRIES = 2**31
 """Number of retries of a point that ``search.max_retries`` alone limits."""
 _SIGKILL = "SIGKILL"
@@ -48,7 +48,7 @@ def death_of(run: str, hang_folder: str, *, is_past_deadline: bool, reason: str)
         hang_folder: folder of its hang file.
         is_past_deadline: whether so much time had passed that the process may have ended itself at
             the run's deadline.
-        reason: how the process died, as its fork server or Ray tells.
+        reason: how the process died, as its launcher or Ray tells.
     """
     hang_file, stack_traces = hang_path(run, hang_folder), ""
     # there is no hang file, such as from the watchdog of another machine
@@ -62,7 +62,7 @@ def death_of(run: str, hang_folder: str, *, is_past_deadline: bool, reason: str)
     # Ray's own watch of the memory, or the kernel
     if any(words in reason for words in _RAY_OUT_OF_MEMORY):
         return Death(Outcome.OUT_OF_MEMORY, reason, 1)
-    if is_lost(reason) or SERVER_ENDED in reason:
+    if is_lost(reason) or LAUNCHER_ENDED in reason:
         return Death(Outcome.LOST, reason, MOST_RETRIES)
     if _RAY_UNEXPECTED in reason:
         return Death(Outcome.ERRORED, reason, 1)

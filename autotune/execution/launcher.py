@@ -1,0 +1,520 @@
+"""The launcher: a process on each machine that starts the processes that train.
+
+It has imported all that trainings need and has never trained. A new Python process takes seconds to
+import torch; one that is forked from the launcher begins at once, and shares with it only what
+imports leave. The launcher itself is started by ``exec``, not forked from the driver or Ray worker
+that owns it: it has none of their threads and no CUDA context, which is why its children may train
+on a GPU. Where nothing can be forked (outside Linux, or if an import started threads), it spawns
+new Python processes instead, which import torch themselves.
+
+A client gets a process by connecting to the launcher's address: the new process answers on that
+connection, and the launcher reports there how the process ended. A process is ended when its
+connection closes, or by the kernel when the launcher ends; the processes that it has started end
+with it, as one process group. The launcher ends when its owner is gone, however that ended.
+
+What a user's training function imports from libraries, the launcher imports too, once a process has
+told it, and before it forks the next one: that one then need not.
+"""
+
+import contextlib
+import ctypes
+import json
+import logging
+import multiprocessing
+import os
+import pkgutil
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Client, Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from autotune.config.schema import ClusterConfig
+from autotune.errors import ClusterError, ConfigError
+from autotune.execution.process_end import LAUNCHER_ENDED, LOW_ON_MEMORY, num_killed_for_memory
+from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, follow_task
+from autotune.files import replace_file
+from autotune.training.preload import (
+    fork_fault,
+    imported_libraries,
+    one_blas_thread,
+    preload,
+    usual_blas_threads,
+)
+
+logger = logging.getLogger(__name__)
+
+CHECK_TRAINING = "autotune.training.run:check_training"
+"""What ``calling`` calls to make all parts of a training once."""
+_END_SECONDS = 10.0
+"""Seconds that a process may take to end after its connection was closed, or a launcher to end its
+processes; then it is killed."""
+_MAIN = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[3])
+from autotune.execution.launcher import serve
+serve(int(sys.argv[1]), int(sys.argv[2]))
+"""
+_NOTES = "libraries-*.json"
+"""Files beside the launcher's socket with the names of libraries that trainings imported."""
+_IMPORT_SECONDS = 120.0
+"""Longest wait for a process that tries to import them."""
+_CAN_FORK = sys.platform == "linux"
+"""Whether torch survives a fork on this system, and a process can be tied to its parent."""
+_CLOSED = getattr(select, "POLLRDHUP", 0)
+"""What poll says of a connection whose other end was closed: Linux at once, other systems once it
+was closed in both directions."""
+_MAX_FOLDER_BYTES = 70
+"""Longest path of a temporary folder in which a socket is made: Linux takes 107 bytes as a
+socket's path."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessExited:
+    """The answer in place of that of a process which has ended meanwhile."""
+
+    reason: str
+    """How the process ended, such as by which signal."""
+
+
+class Launcher:
+    """A launcher, as seen by the process that starts and owns it.
+
+    Its process imports in the background; a client that connects meanwhile waits.
+
+    Args:
+        is_quiet: discard what the launcher and the processes that it starts print.
+    """
+
+    def __init__(self, *, is_quiet: bool = False) -> None:
+        self._folder = _private_folder()
+        self.address = str(self._folder / "launcher")
+        """Path of the socket that processes on this machine connect to, see ``TrainingProcess``."""
+        ours, theirs = socket.socketpair()
+        with theirs, socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self.address)
+            listener.listen()
+            fds = [theirs.fileno(), listener.fileno()]
+            self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and code
+                [sys.executable, "-c", _MAIN, *map(str, fds), json.dumps(sys.path)],
+                pass_fds=fds,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL if is_quiet else None,
+                stderr=subprocess.DEVNULL if is_quiet else None,
+                env=one_blas_thread(os.environ),
+                process_group=0,  # Ctrl-C is for the driver
+            )
+        self._connection = Connection(ours.detach())
+
+    def close(self) -> None:
+        """End the launcher and all processes that it has started."""
+        with contextlib.suppress(EOFError, OSError):
+            if self._connection.poll() and (fault := self._connection.recv()) is not None:
+                logger.warning("each training imported torch itself: its launcher %s", fault)
+        self._connection.close()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def started_launcher(
+    cluster: ClusterConfig, *, is_wanted: bool = True
+) -> contextlib.AbstractContextManager[Launcher | None]:
+    """Start a driver's launcher, which imports what trainings need meanwhile.
+
+    None if they run elsewhere.
+    """
+    return (
+        contextlib.closing(Launcher(is_quiet=True))
+        if is_wanted and cluster.is_local
+        else contextlib.nullcontext()
+    )
+
+
+def _private_folder() -> Path:
+    """Make a new folder for a socket that no other user may open.
+
+    It is in ``/tmp`` where the path in the temporary folder would be too long.
+
+    Raises:
+        ClusterError: the folder for temporary files takes none.
+    """
+    parent = tempfile.gettempdir()
+    if len(os.fsencode(parent)) > _MAX_FOLDER_BYTES:
+        parent = "/tmp"  # noqa: S108  # the folder in it is private
+    try:
+        return Path(tempfile.mkdtemp(prefix="autotune-", dir=parent))
+    except OSError as error:
+        raise ClusterError(
+            f"{parent} takes no files ({error.strerror}); set TMPDIR to a writable folder"
+        ) from error
+
+
+class TrainingProcess:
+    """A process that a launcher has started, as seen by the process that asked for it.
+
+    Args:
+        address: path of the launcher's socket.
+        environment: environment variables to set in the process, see ``rank_environment``.
+
+    Raises:
+        OSError: the launcher is gone.
+    """
+
+    def __init__(self, address: str, environment: Mapping[str, str]) -> None:
+        self._connection = Client(address, family="AF_UNIX")
+        self._connection.send(dict(environment))
+        self.is_gone = False
+        """Whether the process is known to have ended."""
+
+    def send(self, method: str, *arguments: Any) -> None:
+        """Ask for a method of ``_Requests``, whose answer ``receive`` returns."""
+        with contextlib.suppress(OSError):  # it has ended, which is the answer
+            self._connection.send((method, *arguments))
+
+    def poll(self, seconds: float = 0.0) -> bool:
+        """Whether an answer comes within so many seconds."""
+        return self._connection.poll(seconds)
+
+    def receive(self) -> Any:
+        """The answer to the last request, or ``ProcessExited``.
+
+        Raises:
+            Exception: what the method raised.
+        """
+        try:
+            answer = self._connection.recv()
+        except (EOFError, OSError):
+            answer = ProcessExited(reason=LAUNCHER_ENDED)
+        self.is_gone = self.is_gone or isinstance(answer, ProcessExited)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Ask for a method of ``_Requests`` and return its answer as ``receive`` does."""
+        self.send(method, *arguments)
+        return self.receive()
+
+    def close(self) -> None:
+        """End the process, and the training that it still runs, and wait until it is gone with
+        all that it held on a device.
+        """
+        with contextlib.suppress(EOFError, OSError):
+            with socket.socket(fileno=os.dup(self._connection.fileno())) as half:
+                half.shutdown(socket.SHUT_WR)
+            while self._connection.poll(_END_SECONDS) and not isinstance(
+                self._connection.recv(), ProcessExited
+            ):
+                pass  # an answer that was on its way
+        self._connection.close()
+        self.is_gone = True
+
+
+@contextlib.contextmanager
+def calling(launcher: Launcher | None) -> Iterator[Callable[..., Any]]:
+    """Yield a function that calls others, named like ``package.module:function``, in a process
+    of the launcher's, so that this one need not import torch; in this process without a launcher.
+
+    It raises what they raise, and a ConfigError if the process ended.
+    """
+    process = None
+    if launcher is not None:
+        with contextlib.suppress(OSError):  # it has ended since
+            process = TrainingProcess(launcher.address, {})
+    if process is None:
+        yield call_by_name
+        return
+
+    def call(name: str, *arguments: Any) -> Any:
+        answer = process.call("call", name, *arguments)
+        if isinstance(answer, ProcessExited):
+            raise ConfigError(f"{name.partition(':')[2]}: {answer.reason}")
+        return answer
+
+    with contextlib.closing(process):
+        yield call
+
+
+def call_by_name(name: str, *arguments: Any) -> Any:
+    """Call a function named like ``package.module:function`` and return what it returns."""
+    return pkgutil.resolve_name(name)(*arguments)
+
+
+def serve(owner_fd: int, listener_fd: int) -> None:
+    """Run a launcher in this process: start a process for each connection to its socket, until
+    the owner's connection closes.
+
+    Once everything is imported, the owner is sent the reason why this process cannot be forked, or
+    None if it can. The socket's folder is deleted here, too: an owner that was killed does not.
+    """
+    owner, listener = Connection(owner_fd), socket.socket(fileno=listener_fd)
+    folder = Path(listener.getsockname()).parent
+
+    def end_if_left() -> None:
+        if _is_closed(owner):
+            shutil.rmtree(folder, ignore_errors=True)
+            os._exit(1)  # without waiting for the imports
+
+    fault: str | None = "cannot fork on this system"
+    try:
+        if _CAN_FORK:
+            preload(check=end_if_left)
+            fault = fork_fault()
+        with contextlib.suppress(EOFError, OSError):
+            owner.send(fault)
+            _Children(owner, listener, can_fork=fault is None).serve()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_closed(connection: Connection) -> bool:
+    """Whether the process at the other end of a connection has closed it, or has ended."""
+    poll = select.poll()
+    poll.register(connection, _CLOSED)
+    return bool(poll.poll(0))
+
+
+@dataclass(kw_only=True, eq=False)
+class _Child:
+    process: BaseProcess
+    connection: Connection
+    gone: int
+    """A file descriptor that becomes readable when the process has ended."""
+    num_killed: int = field(default_factory=num_killed_for_memory)
+    """Number of processes that the kernel had killed for memory before this one was started."""
+
+
+class _Children:
+    """The processes that a launcher has started."""
+
+    def __init__(self, owner: Connection, listener: socket.socket, *, can_fork: bool) -> None:
+        self._owner, self._listener = owner, listener
+        self._context: Any = multiprocessing.get_context("fork" if can_fork else "spawn")
+        self._can_fork = can_fork
+        self._notes = Path(listener.getsockname()).parent
+        self._tried = set(sys.modules)
+        """Names of modules that are imported, or could not be."""
+        self._children: dict[int, _Child] = {}
+        """Each child twice: by its connection and by its ``gone``."""
+        self._poll = select.poll()
+        self._poll.register(owner.fileno(), select.POLLIN)
+        self._poll.register(listener.fileno(), select.POLLIN)
+
+    def serve(self) -> None:
+        """Start processes and clean up after them, until the owner is gone."""
+        try:
+            while True:
+                for fd, _ in self._poll.poll():
+                    if fd == self._owner.fileno():
+                        self._owner.recv()  # EOFError: it is gone
+                    if fd == self._listener.fileno():
+                        self._start()
+                    elif (child := self._children.get(fd)) is not None:
+                        self._end(child, is_gone=fd == child.gone)
+        except (EOFError, OSError):
+            pass  # the owner is gone
+        finally:
+            for child in set(self._children.values()):
+                _kill(child.process)
+
+    def _import_libraries(self) -> None:
+        """Import what trainings have noted, unless a process that tries it could then not be
+        forked: libraries may start threads.
+        """
+        names: dict[str, None] = {}
+        for note in self._notes.glob(_NOTES):
+            noted = json.loads(note.read_text(encoding="utf-8"))
+            names |= dict.fromkeys(name for name in noted if name not in self._tried)
+            note.unlink()
+        if not names:
+            return
+        self._tried |= names.keys()
+        attempt = self._context.Process(target=_try_to_import, args=([*names], os.getpid()))
+        attempt.start()
+        attempt.join(_IMPORT_SECONDS)
+        if attempt.exitcode == 0:
+            preload([*names])
+        elif attempt.exitcode is None:
+            _kill(attempt)
+
+    def _start(self) -> None:
+        others: list[Connection | socket.socket] = []
+        if self._can_fork:
+            self._import_libraries()
+            others = [self._owner, self._listener]
+            others += [child.connection for child in self._children.values()]
+        connection = Connection(self._listener.accept()[0].detach())
+        process = self._context.Process(
+            target=_serve_requests, args=(connection, others, os.getpid(), self._notes)
+        )
+        process.start()
+        assert process.pid is not None, "it was started"
+        _lead_a_group(process.pid)
+        gone = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else process.sentinel
+        child = _Child(process=process, connection=connection, gone=gone)
+        self._children |= {connection.fileno(): child, gone: child}
+        # only its end: messages there are for the child
+        self._poll.register(connection.fileno(), _CLOSED)
+        self._poll.register(gone, select.POLLIN)
+
+    def _end(self, child: _Child, *, is_gone: bool) -> None:
+        """Clean up after a child that has ended, or kill one whose client has closed the
+        connection.
+        """
+        _kill(child.process)  # and the processes that it has started
+        if not is_gone:
+            self._poll.unregister(child.connection.fileno())
+            return
+        child.process.join()
+        is_for_memory = (
+            child.process.exitcode == -signal.SIGKILL and num_killed_for_memory() > child.num_killed
+        )
+        reason = f"the worker died: it {_ended_by(child.process.exitcode)}"
+        with contextlib.suppress(OSError):
+            child.connection.send(
+                ProcessExited(reason=f"{reason}{LOW_ON_MEMORY if is_for_memory else ''}")
+            )
+        for fd in (child.connection.fileno(), child.gone):
+            with contextlib.suppress(KeyError):
+                self._poll.unregister(fd)
+            del self._children[fd]
+        child.connection.close()
+        if hasattr(os, "pidfd_open"):
+            os.close(child.gone)
+
+
+def _try_to_import(names: Sequence[str], parent: int) -> None:
+    """Import libraries in a forked process, which ends with 0 if it could be forked afterwards."""
+    _lead_a_group(0)
+    _die_with(parent)
+    preload(names)
+    os._exit(0 if fork_fault() is None else 1)
+
+
+def _serve_requests(
+    connection: Connection,
+    others: Sequence[Connection | socket.socket],
+    parent: int,
+    notes: Path,
+) -> None:
+    """Carry out the requests on a connection.
+
+    Runs in the process that was started for that connection.
+    """
+    _lead_a_group(0)
+    _die_with(parent)
+    for other in others:
+        other.close()
+    with contextlib.suppress(EOFError, OSError):
+        os.environ.update(connection.recv())
+        usual_blas_threads()
+        requests = _Requests(notes)
+        while True:
+            method, *arguments = connection.recv()
+            try:
+                answer = getattr(requests, method)(*arguments)
+            except Exception as error:  # noqa: BLE001  # raised again by TrainingProcess.receive
+                answer = error
+            connection.send(answer)
+
+
+class _Requests:
+    """What a process does for its client: one training after another, as their first rank or
+    as a further one.
+    """
+
+    def __init__(self, notes: Path) -> None:
+        self._run: TaskRun | None = None
+        self._note: Path | None = notes / _NOTES.replace("*", str(os.getpid()))
+        """File for the names of the libraries that a training function imports; None once it is
+        written."""
+        self._imported = frozenset(sys.modules)
+        self._is_users = False
+        """Whether the training is a function of the user's."""
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        return call_by_name(name, *arguments)
+
+    def begin(self, task: TrialTask, host: str) -> int | None:
+        """Begin a training as its first rank.
+
+        Returns the port at this machine's address ``host`` where the others meet it; None if there
+        are no others.
+        """
+        self._is_users = task.config.training is not None
+        self._run = TaskRun(task, host)
+        return self._run.port
+
+    def follow(self, task: TrialTask, host: str, port: int, rank: int) -> WorkerReport | None:
+        """Train as another rank until the first one ends the training, and return its failure."""
+        return follow_task(task, host=host, port=port, rank=rank)
+
+    def next_report(self) -> WorkerReport:
+        """Train to the next evaluation, or to the training's end."""
+        assert self._run is not None, "it was begun"
+        report = self._run.next_report()
+        if self._note is not None and self._is_users and report.evaluation is not None:
+            with contextlib.suppress(OSError):  # the launcher is gone
+                replace_file(self._note, json.dumps(imported_libraries(self._imported)))
+            self._note = None
+        return report
+
+    def keep(self) -> None:
+        """Write the training's state to the task's state folder."""
+        assert self._run is not None, "it was begun"
+        self._run.keep()
+
+    def end(self) -> None:
+        """End the training where it stands and free its resources."""
+        if self._run is not None:
+            self._run.close()
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process as soon as its parent has ended, where Linux does that."""
+    if _CAN_FORK:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # the parent had ended before
+        os._exit(1)
+
+
+_PR_SET_PDEATHSIG = 1
+"""Source: linux/prctl.h."""
+
+
+def _lead_a_group(process: int) -> None:
+    """Make a process the leader of a group that its children will join.
+
+    Called in the process and in its parent, in either order.
+    """
+    with contextlib.suppress(OSError):
+        os.setpgid(process, process)
+
+
+def _kill(process: BaseProcess) -> None:
+    """Kill a process and all others of its process group, if any are still alive."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        assert process.pid, "it was started"
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _ended_by(exit_code: int | None) -> str:
+    """Describe how a process ended by its exit code, which Python gives as a negative signal
+    number if a signal ended the process.
+    """
+    if exit_code is not None and exit_code < 0:
+        with contextlib.suppress(ValueError):
+            return f"was ended by {signal.Signals(-exit_code).name}"
+    return f"ended with exit code {exit_code}"

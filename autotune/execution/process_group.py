@@ -1,0 +1,278 @@
+"""The processes of a worker, one for each rank of the trainings that it runs one after another.
+
+The first rank's process yields the evaluations, the others follow it. All are started by launchers:
+by that of this machine, or, for ranks whose resources Ray reserved elsewhere, by one there. Between
+trainings of the same size they stay, with their data loaded; one that was lost, ran out of memory
+or ran faulty code is replaced, and so are all where a training is a function of the user's, which
+may leave anything behind in its process.
+
+While the first rank trains, its worker watches the others: if one vanishes without a message (its
+machine was cut off), the training would otherwise wait for it until the trial's deadline.
+"""
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from autotune.execution.launcher import Launcher, ProcessExited, TrainingProcess
+from autotune.execution.task_run import TrialTask, WorkerReport, report_of_death
+from autotune.outcome import Outcome
+from autotune.training.capabilities import visible_devices, visible_devices_environment
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.2
+"""Seconds between two looks at the other ranks and for an interrupt while the first one trains."""
+_END_SECONDS = 10.0
+"""Seconds that ranks may take to end a training together; longer than leaving the process group."""
+_CLEAN_UP_SECONDS = 70.0
+"""Seconds that a training of one process may take to end: a user's function may clean up."""
+_EXPLAIN_SECONDS = 5.0
+"""Seconds that a rank may take to report an error after another one met one."""
+_LOCALHOST = "127.0.0.1"
+
+
+class RankProcess(Protocol):
+    """Contract of the process of one rank, see ``TrainingProcess``."""
+
+    is_gone: bool
+    """Whether the process is known to have ended."""
+
+    def send(self, method: str, *arguments: Any) -> None:
+        """Ask for a method of the process."""
+        ...
+
+    def poll(self, seconds: float = 0.0) -> bool:
+        """Whether an answer comes within so many seconds."""
+        ...
+
+    def receive(self) -> Any:
+        """The answer, or ``ProcessExited``."""
+        ...
+
+    def close(self) -> None:
+        """End the process."""
+        ...
+
+
+class ProcessGroup:
+    """The processes of a worker, one for each rank.
+
+    Args:
+        launcher: address of a launcher on this machine; None for one of this worker's own.
+        devices: ids of the GPUs that the ranks share; None for the first of those that this process
+            sees, in a Ray worker those that Ray gave it.
+        host: this machine's address, by which other ranks reach the first one.
+        start_elsewhere: starts the process of a rank other than the first, given the task, with
+            resources that Ray reserved for it; None if all are started here.
+    """
+
+    def __init__(
+        self,
+        *,
+        launcher: str | None = None,
+        devices: Sequence[str] | None = None,
+        host: str = _LOCALHOST,
+        start_elsewhere: Callable[[TrialTask, int], RankProcess] | None = None,
+    ) -> None:
+        self._devices = devices
+        self._host = host
+        self._start_elsewhere = start_elsewhere
+        self._address = launcher
+        self._launcher: Launcher | None = None
+        """This worker's own launcher, where there is none at the address."""
+        self._processes: dict[int, RankProcess] = {}
+        self._failures: dict[int, WorkerReport | None] = {}
+        """The failures of the ranks, other than the first, that have ended; None of one that has
+        ended without."""
+        self._task: TrialTask | None = None
+        """The task that is being trained."""
+        self._began_at = 0.0
+
+    def begin(self, task: TrialTask) -> None:
+        """Begin a training in processes that are ready for it."""
+        if task.config.needs_fresh_process or task.num_workers != len(self._processes):
+            self._end_processes()
+        for rank in range(task.num_workers):
+            if rank not in self._processes:
+                self._processes[rank] = self._started(task, rank)
+        self._task, self._began_at, self._failures = task, time.time(), {}
+        first = self._processes[0]
+        first.send("begin", task, self._host)
+        port = first.receive()
+        if isinstance(port, ProcessExited):
+            return  # which the next report says
+        for rank, process in self._processes.items():
+            if rank > 0:
+                process.send("follow", task, self._host, port, rank)
+
+    def next_report(
+        self, is_interrupted: Callable[[], bool] = lambda: False
+    ) -> WorkerReport | None:
+        """Train to the next evaluation or to the training's end; None once it is interrupted.
+
+        An error is reported as that of the rank that met it first. The training has ended, and its
+        resources are free, when its outcome is reported.
+        """
+        report = self._report(is_interrupted)
+        if report is not None and report.outcome is not None:
+            assert self._task is not None, "it was begun"
+            is_fit = not (report.outcome.needs_new_worker or self._task.config.needs_fresh_process)
+            self.end()
+            if not is_fit:
+                self._end_processes()
+        return report
+
+    def train(
+        self, task: TrialTask, is_interrupted: Callable[[], bool] = lambda: False
+    ) -> Iterator[WorkerReport]:
+        """Run a training in new processes and yield its reports, fewer once it is interrupted.
+
+        The processes are gone when the last report comes.
+        """
+        self._end_processes()
+        try:
+            self.begin(task)
+            while (report := self.next_report(is_interrupted)) is not None:
+                if report.outcome is not None:
+                    self._end_processes()
+                    yield report
+                    return
+                yield report
+        finally:
+            self._end_processes()
+
+    def _report(self, is_interrupted: Callable[[], bool]) -> WorkerReport | None:
+        assert self._task is not None, "it was begun"
+        first = self._processes[0]
+        first.send("next_report")
+        while not first.poll(POLL_SECONDS):
+            if is_interrupted():
+                return None
+            failure = self._first_failure(0.0)
+            if failure is not None and not first.poll(_EXPLAIN_SECONDS):
+                self._end_processes()  # nothing else ends the first rank, which waits for the other
+                return failure
+        report = first.receive()
+        if isinstance(report, ProcessExited):
+            report = report_of_death(
+                self._task, seconds=time.time() - self._began_at, reason=report.reason
+            )
+        assert isinstance(report, WorkerReport)
+        if report.outcome in (Outcome.ERRORED, Outcome.LOST) and self._task.num_workers > 1:
+            failure = self._first_failure(_EXPLAIN_SECONDS)
+            if failure is not None and not failure.is_consequence:
+                return failure
+        return report
+
+    def keep(self) -> None:
+        """Write the training's state to the task's state folder, for another process to continue
+        from.
+
+        Raises:
+            DataError: the state cannot be written.
+        """
+        self._processes[0].send("keep")
+        self._processes[0].receive()
+
+    def end(self) -> None:
+        """End the training where it stands, in all ranks; those that do not end are killed."""
+        task, self._task = self._task, None
+        first = self._processes.get(0)
+        if task is None or first is None:
+            return
+        if task.num_workers == 1:
+            self._end_rank(0, _CLEAN_UP_SECONDS)
+            return
+        for rank, failure in self._failures.items():
+            if failure is not None:
+                self._kill(rank)  # the first rank's end would wait for it
+        self._end_rank(0, _END_SECONDS)
+        if first.is_gone:  # then the others wait for it
+            self._end_processes()
+            return
+        self._first_failure(_END_SECONDS)
+        for rank in range(1, task.num_workers):
+            if self._failures.get(rank, rank) is not None:
+                self._kill(rank)
+
+    def close(self) -> None:
+        """End the training, the processes, and the launcher if it is this worker's own."""
+        self.end()
+        self._end_processes()
+        if self._launcher is not None:
+            self._launcher.close()
+            self._launcher = None
+
+    def _end_rank(self, rank: int, seconds: float) -> None:
+        process = self._processes[rank]
+        if not process.is_gone:
+            process.send("end")
+            if process.poll(seconds):
+                with contextlib.suppress(Exception):  # what the training raises at its end
+                    process.receive()
+                    return
+            logger.warning("a training did not end, so its process was killed")
+        self._kill(rank)
+
+    def _first_failure(self, seconds: float) -> WorkerReport | None:
+        """The failure that ended a rank other than the first within so many seconds, the one that
+        is no mere consequence of another's end if there is one.
+        """
+        until = time.monotonic() + seconds
+        for rank, process in self._processes.items():
+            if rank == 0 or rank in self._failures:
+                continue
+            if process.poll(max(0.0, until - time.monotonic())):
+                self._failures[rank] = _failure_in(process.receive())
+        known = [failure for failure in self._failures.values() if failure is not None]
+        return min(known, key=lambda failure: failure.is_consequence, default=None)
+
+    def _started(self, task: TrialTask, rank: int) -> RankProcess:
+        if rank > 0 and self._start_elsewhere is not None:
+            return self._start_elsewhere(task, rank)
+        environment = rank_environment(task, rank, self._devices)
+        if self._address is not None:
+            with contextlib.suppress(OSError):  # it was ended
+                return TrainingProcess(self._address, environment)
+        self._launcher = self._launcher or Launcher()
+        return TrainingProcess(self._launcher.address, environment)
+
+    def _kill(self, rank: int) -> None:
+        if (process := self._processes.pop(rank, None)) is not None:
+            process.close()
+
+    def _end_processes(self) -> None:
+        for rank in list(self._processes):
+            self._kill(rank)
+
+
+def rank_environment(
+    task: TrialTask, rank: int = 0, devices: Sequence[str] | None = None
+) -> dict[str, str]:
+    """Environment variables as Ray sets them for an actor of a rank's size: its GPUs, and as many
+    OpenMP threads as CPUs.
+
+    Args:
+        devices: ids of the GPUs of all ranks; None for the first of those that this process sees.
+    """
+    num_cpus = task.num_cpus // task.num_workers
+    environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(num_cpus))}
+    if not task.num_gpus:
+        return environment
+    gpus = visible_devices(task.num_gpus) if devices is None else devices
+    each = task.num_gpus // task.num_workers
+    return environment | visible_devices_environment(gpus[rank * each : (rank + 1) * each])
+
+
+def _failure_in(answer: Any) -> WorkerReport | None:
+    """The failure in a rank's answer to ``follow``; None if it ended without one."""
+    if not isinstance(answer, ProcessExited):
+        assert answer is None or isinstance(answer, WorkerReport)
+        return answer
+    return WorkerReport(
+        evaluation=None, outcome=Outcome.LOST, error=f"a worker was lost: {answer.reason}"
+    )

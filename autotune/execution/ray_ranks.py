@@ -1,0 +1,100 @@
+"""Processes of ranks whose resources Ray has reserved, on this machine and on others."""
+
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from autotune.execution.cluster import take_assigned_devices
+from autotune.execution.launcher import Launcher, ProcessExited, TrainingProcess
+from autotune.execution.process_group import ProcessGroup
+from autotune.execution.task_run import ACCELERATOR, TrialTask
+
+_ACCELERATOR_AMOUNT = 0.001
+"""Amount of a machine's accelerator resource, which is 1, that a worker takes: as Ray itself
+asks, so that a thousand workers can share."""
+
+
+def bundles(task: TrialTask) -> list[dict[str, float]]:
+    """The resources that a trial asks Ray for: one bundle for each rank, or one for all on the
+    driver's machine, where there is no other.
+    """
+    size = 1 if task.launcher is not None else task.num_workers
+    bundle = {"CPU": task.num_cpus / size} | (
+        {"GPU": task.num_gpus / size} if task.num_gpus else {}
+    )
+    if task.accelerator_type is not None:
+        bundle[f"{ACCELERATOR}{task.accelerator_type}"] = _ACCELERATOR_AMOUNT
+    return [dict(bundle) for _ in range(size)]
+
+
+def ray_process_group(task: TrialTask) -> ProcessGroup:
+    """The processes for tasks like this one, of a Ray worker in the first bundle of its placement
+    group.
+    """
+    take_assigned_devices()
+    is_spread = len(bundles(task)) > 1
+    return ProcessGroup(
+        launcher=task.launcher,
+        host=ray.util.get_node_ip_address(),
+        start_elsewhere=_RemoteRank if is_spread else None,
+    )
+
+
+class _RankWorker:
+    """A Ray actor that has a process started for one rank of trainings, where Ray reserved its
+    resources.
+    """
+
+    def __init__(self) -> None:
+        take_assigned_devices()
+        self._launcher = Launcher()
+        self._process = TrainingProcess(self._launcher.address, {})
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method in the process, see ``TrainingProcess.call``."""
+        return self._process.call(method, *arguments)
+
+
+class _RemoteRank:
+    """The process of a rank that an actor holds, with the interface of ``TrainingProcess``."""
+
+    def __init__(self, task: TrialTask, rank: int) -> None:
+        bundle = bundles(task)[rank]
+        strategy = PlacementGroupSchedulingStrategy(
+            ray.util.get_current_placement_group(), placement_group_bundle_index=rank
+        )
+        self._actor = (
+            ray.remote(_RankWorker)
+            .options(
+                num_cpus=bundle["CPU"],
+                num_gpus=bundle.get("GPU", 0),
+                scheduling_strategy=strategy,
+                max_restarts=0,
+            )
+            .remote()
+        )
+        self._answer: Any = None
+        self.is_gone = False
+
+    def send(self, method: str, *arguments: Any) -> None:
+        """Ask for a method, whose answer ``receive`` returns."""
+        self._answer = self._actor.call.remote(method, *arguments)
+
+    def poll(self, seconds: float = 0.0) -> bool:
+        """Whether an answer comes within so many seconds."""
+        return bool(ray.wait([self._answer], timeout=seconds)[0])
+
+    def receive(self) -> Any:
+        """The answer to the last request, or ``ProcessExited``."""
+        try:
+            answer = ray.get(self._answer)
+        except ray.exceptions.RayActorError as error:
+            answer = ProcessExited(reason=str(error).splitlines()[0])
+        self.is_gone = self.is_gone or isinstance(answer, ProcessExited)
+        return answer
+
+    def close(self) -> None:
+        """End the actor, and the process with it."""
+        ray.kill(self._actor)
+        self.is_gone = True

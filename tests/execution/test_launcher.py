@@ -1,0 +1,341 @@
+"""The launcher and the processes that it starts: each trains as a new one, ends as it would
+anywhere, and leaves nothing behind; several train together as ranks.
+"""
+
+import contextlib
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from autotune.config.schema import TrialConfig
+from autotune.errors import ConfigError
+from autotune.execution import launcher as launchers
+from autotune.execution.launcher import Launcher, calling
+from autotune.execution.process_group import ProcessGroup
+from autotune.execution.task_run import TrialTask, WorkerReport
+from autotune.outcome import Outcome
+from tests.support.patience import is_alive, wait_until
+from tests.support.records import make_trial_task
+
+pytestmark = pytest.mark.ray
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_ENDS = """
+import ctypes, os, pathlib, re, signal, subprocess, sys, time
+
+def note(name, number):
+    pathlib.Path(name + ".part").write_text(str(number))
+    os.replace(name + ".part", name)
+
+def kills():
+    yield {"metric": 0.1}
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def crashes():
+    ctypes.string_at(0)
+    yield {"metric": 0.1}
+
+def hangs():
+    yield {"metric": 0.1}
+    wait_for_what_never_comes()
+
+def wait_for_what_never_comes():
+    helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    note("helper", helper.pid)
+    note("trains", os.getpid())
+    time.sleep(600)
+
+def hangs_in_c():
+    yield {"metric": 0.1}
+    re.match("(a+)+$", 60 * "a" + "b")  # keeps Python's lock, and takes longer than anyone lives
+
+def works():
+    yield {"metric": 1.0}
+
+def keeps():
+    note("process", os.getpid())
+    yield {"metric": 0.1}
+    yield {"metric": 0.1}
+"""
+
+
+@pytest.fixture
+def make_task(trial_config: Callable[..., TrialConfig], tmp_path: Path) -> Callable[..., TrialTask]:
+    (tmp_path / "ends.py").write_text(_ENDS)
+
+    def make(*overrides: str, how: str | None = None, **fields: Any) -> TrialTask:
+        config = trial_config(
+            "epochs=3", "target.value=0.999", "seed=11", "allowed_targets=[ends]", *overrides
+        )
+        if how is not None:
+            config = replace(config, training={"_target_": f"ends.{how}"})
+        size = config.num_workers
+        task = make_trial_task(config, tmp_path, name="confirm-0-0", num_cpus=size)
+        return replace(task, **fields)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[Launcher]:
+    with contextlib.closing(Launcher()) as launcher:
+        yield launcher
+
+
+@pytest.fixture
+def group(launcher: Launcher) -> Iterator[ProcessGroup]:
+    with contextlib.closing(ProcessGroup(launcher=launcher.address)) as group:
+        yield group
+
+
+def numbers(reports: list[Any]) -> list[tuple[int, float, float]]:
+    return [
+        (report.evaluation.step, report.evaluation.metric, report.evaluation.loss)
+        for report in reports
+        if report.evaluation
+    ]
+
+
+_NEW_PROCESS = """
+import pickle, sys
+from autotune.execution.task_run import TaskRun
+run = TaskRun(pickle.loads(sys.stdin.buffer.read()), "127.0.0.1")
+reports = [run.next_report()]
+while reports[-1].outcome is None:
+    reports.append(run.next_report())
+sys.stdout.buffer.write(pickle.dumps(reports))
+"""
+
+
+def reports_of(group: ProcessGroup, task: TrialTask) -> list[WorkerReport]:
+    """Train a task in the group's processes, which stay as they are."""
+    group.begin(task)
+    return rest_of(group)
+
+
+def rest_of(group: ProcessGroup) -> list[WorkerReport]:
+    reports = []
+    while not reports or reports[-1].outcome is None:
+        report = group.next_report()
+        assert report is not None
+        reports.append(report)
+    return reports
+
+
+def test_fresh_and_reused_processes_train_as_a_new_one_to_the_last_bit(
+    group: ProcessGroup, make_task: Any
+) -> None:
+    task = make_task("lr_schedule=one_cycle", "model.norm=batch")
+    new = subprocess.run(
+        [sys.executable, "-c", _NEW_PROCESS],
+        input=pickle.dumps(task),
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    expected = pickle.loads(new.stdout)
+    fresh = list(group.train(task))
+    others = [
+        make_task("seed=12", "optimizer=adamw", "precision=bf16", "model.widths=[8,16]"),
+        make_task("seed=13", "model.norm=batch", cap_seconds=0.02),
+    ]
+    capped = [reports_of(group, other)[-1].outcome for other in others][-1]
+    reused = reports_of(group, task)
+    assert len(numbers(expected)) == 3
+    assert numbers(fresh) == numbers(reused) == numbers(expected)
+    assert capped is Outcome.CAPPED
+    assert fresh[0].fingerprint["sha256"] == reused[0].fingerprint["sha256"]
+
+
+def test_where_nothing_can_be_forked_new_processes_train(
+    make_task: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(
+        launchers,
+        "_MAIN",
+        launchers._MAIN.replace("serve(", "launcher._CAN_FORK = False\nserve(").replace(
+            "from autotune", "from autotune.execution import launcher\nfrom autotune"
+        ),
+    )
+    with (
+        contextlib.closing(Launcher()) as launcher,
+        contextlib.closing(ProcessGroup(launcher=launcher.address)) as group,
+    ):
+        assert reports_of(group, make_task(how="works"))[-1].outcome is Outcome.REACHED
+    assert "each training imported torch itself: its launcher cannot fork" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("how", "told", "outcome"),
+    [("kills", "SIGKILL", Outcome.LOST), ("crashes", "SIGSEGV", Outcome.ERRORED)],
+)
+def test_what_ended_a_process_is_said_and_the_next_one_trains(
+    group: ProcessGroup, make_task: Any, how: str, told: str, outcome: Outcome
+) -> None:
+    last = reports_of(group, make_task(how=how))[-1]
+    assert last.error == f"the worker died: it was ended by {told}"
+    assert (last.outcome, last.num_retries > 0) == (outcome, outcome is Outcome.LOST)
+    [report] = reports_of(group, make_task(how="works"))
+    assert report.outcome is Outcome.REACHED
+
+
+def test_a_training_past_its_deadline_ends_with_all_that_it_started(
+    group: ProcessGroup, make_task: Any, tmp_path: Path
+) -> None:
+    last = reports_of(group, make_task(how="hangs", deadline_seconds=3.0))[-1]
+    assert last.outcome is Outcome.TIMED_OUT
+    assert last.error is not None
+    assert last.error.startswith("not ended at its deadline; the worker was ended\n")
+    assert "in wait_for_what_never_comes" in last.error
+    assert not list(tmp_path.glob("hang-*"))
+    wait_until(lambda: _are_gone(tmp_path))
+
+
+@pytest.mark.slow
+def test_what_keeps_pythons_lock_is_ended_by_a_timer(group: ProcessGroup, make_task: Any) -> None:
+    last = reports_of(group, make_task(how="hangs_in_c", deadline_seconds=1.0))[-1]
+    assert (last.outcome, last.num_retries) == (Outcome.TIMED_OUT, 0)
+    assert "in hangs_in_c" in (last.error or "")
+
+
+def test_a_paused_training_goes_on_in_another_process(
+    group: ProcessGroup, make_task: Any, tmp_path: Path
+) -> None:
+    whole = numbers(reports_of(group, make_task()))
+    group.begin(make_task(state_folder=str(tmp_path / "state")))
+    first = group.next_report()
+    assert first is not None
+    assert first.can_pause
+    group.keep()
+    group.close()
+    resumed = make_task(state_folder=str(tmp_path / "state"), is_paused=True)
+    assert numbers([first, *reports_of(group, resumed)]) == whole
+
+
+def test_who_closes_a_group_waits_for_its_end(
+    group: ProcessGroup, make_task: Any, tmp_path: Path
+) -> None:
+    group.begin(make_task(how="keeps"))
+    assert group.next_report() is not None
+    trains = int((tmp_path / "process").read_text())
+    assert is_alive(trains)
+    group.close()
+    assert not is_alive(trains)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "outcome"),
+    [
+        (["parallelism=ddp", "target.value=0.5", "optimizer.lr=0.05"], Outcome.REACHED),
+        (["parallelism=ddp", "batch_size=33"], Outcome.INVALID),
+        pytest.param(
+            ["parallelism=pipeline", "optimizer.lr=1e30"], Outcome.DIVERGED, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            ["parallelism=fsdp", "epochs=1000", "target.value=0.9999"],
+            Outcome.CAPPED,
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_ranks_end_together_and_train_the_next_trial(
+    group: ProcessGroup, make_task: Any, overrides: list[str], outcome: Outcome
+) -> None:
+    cap = 0.5 if outcome is Outcome.CAPPED else float("inf")
+    last = reports_of(group, make_task(*overrides, cap_seconds=cap))[-1]
+    assert last.outcome is outcome, last.error
+    group.begin(make_task("parallelism=ddp", "epochs=100"))
+    assert group.next_report() is not None
+    group.end()  # stopped in the middle
+    last = reports_of(group, make_task("parallelism=ddp", "epochs=1"))[-1]
+    assert last.outcome is Outcome.MISSED
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_gone_or_hangs_ends_the_training_of_all(
+    launcher: Launcher, group: ProcessGroup, make_task: Any, sent: int
+) -> None:
+    before = set(_children_of(launcher))
+    group.begin(
+        make_task("parallelism=ddp", "epochs=10000", "target.value=1", deadline_seconds=8.0)
+    )
+    assert group.next_report() is not None
+    ranks = sorted(set(_children_of(launcher)) - before)
+    assert len(ranks) == 2
+    os.kill(ranks[1], sent)
+    last = rest_of(group)[-1]
+    if sent == signal.SIGKILL:
+        assert last.outcome is Outcome.LOST
+        assert (last.error or "").startswith("a worker was lost: the worker died")
+    else:
+        assert last.outcome is Outcome.TIMED_OUT
+    wait_until(lambda: not any(is_alive(rank) for rank in ranks))
+    assert reports_of(group, make_task("parallelism=ddp", "epochs=1"))[-1].outcome is not None
+
+
+def _children_of(launcher: Launcher) -> list[int]:
+    return [child.pid for child in psutil.Process(launcher._process.pid).children()]
+
+
+def test_a_call_in_another_process_returns_or_raises(launcher: Launcher) -> None:
+    with calling(launcher) as call:
+        assert call("os:getpid") not in (os.getpid(), launcher._process.pid)
+        with pytest.raises(ValueError, match="invalid literal"):
+            call("builtins:int", "x")
+        with pytest.raises(ConfigError, match="abort: the worker died: it was ended by SIGABRT"):
+            call("os:abort")
+
+
+_OWNER = """
+import pickle, sys
+from autotune.execution.process_group import ProcessGroup
+for report in ProcessGroup().train(pickle.loads(sys.stdin.buffer.read())):
+    pass
+"""
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A temporary folder that has room for sockets."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_nothing_is_left_of_a_training_whose_owner_was_killed(
+    make_task: Any, tmp_path: Path, short_folder: Path
+) -> None:
+    temporary = short_folder
+    (tmp_path / "task").write_bytes(pickle.dumps(make_task(how="hangs")))
+    with (tmp_path / "task").open("rb") as task:
+        environment = {**os.environ, "TMPDIR": str(temporary)}
+        owner = subprocess.Popen(
+            [sys.executable, "-c", _OWNER],
+            stdin=task,
+            cwd=ROOT,
+            env=environment,
+            start_new_session=True,
+        )
+    wait_until((tmp_path / "trains").is_file, process=owner)
+    assert not _are_gone(tmp_path)
+    assert any(temporary.glob("autotune-*"))
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    wait_until(lambda: _are_gone(tmp_path) and not any(temporary.glob("autotune-*")))
+
+
+def _are_gone(folder: Path) -> bool:
+    """Whether the training's process is, and the one that it started."""
+    return not any(is_alive(int((folder / name).read_text())) for name in ("trains", "helper"))
