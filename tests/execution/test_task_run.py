@@ -27,7 +27,8 @@ from tests.support.records import make_trial_task
 preload()
 own = ["allowed_targets=[my_data]", "data._target_=my_data.from_far"]
 config = Composer(["experiment=cnn", "device=cpu", "model.widths=[4]", *own])
-run = TaskRun(make_trial_task(config.compose().trial, ".", deadline_seconds={DEADLINE_SECONDS}.0), "127.0.0.1")
+task = make_trial_task(config.compose().trial, ".", deadline_seconds={DEADLINE_SECONDS}.0)
+run = TaskRun(task, "127.0.0.1")
 report = run.next_report()
 print(report.evaluation.build_seconds if report.evaluation else report.error)
 run.close()
