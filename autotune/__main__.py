@@ -39,15 +39,15 @@ def autotune_command(arguments: Sequence[str]) -> int:
         close = difflib.get_close_matches(name, COMMANDS, n=1)
         meant = f" (did you mean {close[0]}?)" if close else ""
         raise ConfigError(
-            f"{name}: no such command{meant}; accepted are {', '.join(COMMANDS)}, and key=value"
-            " alone, which tunes"
+            f"{name}: no such command{meant}; there are {', '.join(COMMANDS)}, and key=value alone"
+            " tunes"
         )
+    settings = {}
     if name == "record" and PUSH in rest:
-        # only the command that is run is imported
-        from autotune.tune_study import push_command  # noqa: PLC0415
-
-        return push_command([argument for argument in rest if argument != PUSH])
-    exit_code: int = getattr(importlib.import_module(COMMANDS[name][0]), f"{name}_command")(rest)
+        rest = [argument for argument in rest if argument != PUSH]
+        name, settings = "tune", {"trains": False}
+    command = getattr(importlib.import_module(COMMANDS[name][0]), f"{name}_command")
+    exit_code: int = command(rest, **settings)
     return exit_code
 
 

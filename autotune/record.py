@@ -2,8 +2,7 @@
 
 ``autotune record mlflow_run=RUN_ID output=DIR [tracking.uri=URI]`` writes a study that was tracked
 in MLflow as a recording. ``autotune record --push experiment=NAME study.name=NAME ...``, with the
-study's own arguments, gives the study's tracker what it lacks (``autotune.tune_study:
-push_command``).
+study's own arguments, gives the study's tracker what it lacks (``autotune.tune_study``).
 
 Exit code 0: everything was written; 1: the tracker still lacks something; 2: bad input.
 """

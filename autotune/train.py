@@ -31,6 +31,8 @@ from autotune.outcome import Outcome
 from autotune.remote import fetched, is_file, is_remote, upload, user_path
 from autotune.training.state_files import STATE_FILE, WEIGHTS_FILE
 
+_EPILOG = "An exported experiment runs by name: autotune train experiment=NAME --config-dir DIR"
+
 
 def train_command(arguments: Sequence[str]) -> int:
     """Run ``autotune train`` with command-line arguments and return its exit code."""
@@ -43,54 +45,34 @@ def train_command(arguments: Sequence[str]) -> int:
     if print_config(line, composer):
         return 0
     composed = composer.compose()
-    config = composed.trial
+    config, location = composed.trial, composed.config.checkpoint.folder
 
     from autotune.config.build import build  # noqa: PLC0415  # after --cfg
-
-    # after --cfg
-    from autotune.training.capabilities import cpus_per_worker, describe_device  # noqa: PLC0415
-    from autotune.training.device import local_capabilities  # noqa: PLC0415  # imports torch
-    from autotune.training.parallel.rendezvous import spawned  # noqa: PLC0415  # imports torch
-
-    # torch takes more than a second to import
-    from autotune.training.run import check_training, start_training  # noqa: PLC0415
-    from autotune.training.sources import train_missing_sources  # noqa: PLC0415  # after --cfg
+    from autotune.training import capabilities, device, run, sources  # noqa: PLC0415  # torch
+    from autotune.training.parallel.rendezvous import spawned  # noqa: PLC0415  # torch
 
     _print_log()
-    capabilities = local_capabilities()
+    machine = device.local_capabilities()
     settings: dict[str, Any] = {
-        "num_threads": cpus_per_worker(config, composed.config.cluster, capabilities),
+        "num_threads": capabilities.cpus_per_worker(config, composed.config.cluster, machine),
         "score_test": True,
     }
-    location = composed.config.checkpoint.folder
     with ExitStack() as stack:
         send = None if location is None else _kept_at(location, config, arguments, settings, stack)
-        train_missing_sources(composer, lambda line: print(line, flush=True))
-        check_training(config)
+        sources.train_missing_sources(composer, lambda line: print(line, flush=True))
+        run.check_training(config)
         objective = build(composed.config.objective, config.allowed_targets, "objective")
-        check_measured(objective, [capabilities.device_of(config)])
-        print(f"device: {describe_device(config, capabilities)}", flush=True)
+        check_measured(objective, [machine.device_of(config)])
+        print(f"device: {capabilities.describe_device(config, machine)}", flush=True)
         with spawned(config, **settings) as ranks:
-            training = start_training(config, ranks=ranks, **settings)
-            last, outcome, test_metric = _follow(training, config.target.metric, send)
-    result = TrialResult(
-        trial=0,
-        values={},
-        overrides=(),
-        seed=config.seed,
-        outcome=outcome,
-        evaluations=(last,) if last else (),
-        started_at=0.0,
-        stopped_at=0.0,
-        fingerprint={},
-    )
+            training = run.start_training(config, ranks=ranks, **settings)
+            last, outcome, test_metric = _follow(
+                training, config.target.metric, send, device.is_out_of_memory
+            )
     print(f"outcome {outcome}: {config.target}")
     if last is not None:
-        reused = (
-            f" ({last.reused_build_seconds:.3f} s of it spent earlier, to compile)"
-            if last.reused_build_seconds
-            else ""
-        )
+        early = last.reused_build_seconds
+        reused = f" ({early:.3f} s of it spent earlier, to compile)" if early else ""
         print(
             f"phases: build {last.build_seconds:.3f} s{reused}, prepare {last.prepare_seconds:.3f}"
             f" s, train {last.train_seconds:.3f} s, evaluate {last.evaluate_seconds:.3f} s"
@@ -99,20 +81,31 @@ def train_command(arguments: Sequence[str]) -> int:
         print(f"weights: {location.rstrip('/')}/{WEIGHTS_FILE}")
     if test_metric is not None:
         print(f"test {config.target.metric} {test_metric:.4f}")
-    if result.time_to_target_seconds is None or last is None:
+    if last is None or outcome is not Outcome.REACHED:
         return EXIT_NOT_REACHED
     print(
         f"time to target: warm {last.warm_seconds:.3f} s, cold"
         f" {last.build_seconds + last.warm_seconds:.3f} s, objective"
-        f" {_described_score(objective, result)}"
+        f" {_described_score(objective, config, last)}"
     )
     return 0
 
 
-def _described_score(objective: Objective, result: TrialResult) -> str:
-    """A result's score as text with its unit, except for seconds, which need none here."""
-    score, unit = f"{objective.score(result):.3f}", getattr(objective, "unit", "")
-    return score if unit in ("", "s") else f"{objective.score(result):.4g} {unit}"
+def _described_score(objective: Objective, config: TrialConfig, last: Evaluation) -> str:
+    """The training's score as text with its unit, except for seconds, which need none here."""
+    result = TrialResult(
+        trial=0,
+        values={},
+        overrides=(),
+        seed=config.seed,
+        outcome=Outcome.REACHED,
+        evaluations=(last,),
+        started_at=0.0,
+        stopped_at=0.0,
+        fingerprint={},
+    )
+    score, unit = objective.score(result), getattr(objective, "unit", "")
+    return f"{score:.3f}" if unit in ("", "s") else f"{score:.4g} {unit}"
 
 
 def _kept_at(
@@ -160,18 +153,23 @@ def _follow(
     training: Generator[Evaluation, None, float | None],
     metric: str,
     send: Callable[[str], None] | None,
+    is_out_of_memory: Callable[[BaseException], bool],
 ) -> tuple[Evaluation | None, Outcome, float | None]:
     """Print every evaluation and send checkpoints to their URL.
 
     Return last evaluation, outcome and metric on the test split.
     """
-    from autotune.training.device import is_out_of_memory  # noqa: PLC0415  # imports torch
-
     last, outcome = None, Outcome.MISSED
     try:
         while True:
             last = next(training)
-            print(_describe(last, metric), flush=True)
+            speed = f"  {last.samples_per_second:,.0f} samples/s"
+            print(
+                f"step {last.step:6d}  epoch {last.epoch:6.2f}  train {last.train_seconds:8.3f} s "
+                f" {metric} {last.metric:.4f}  loss {last.loss:.4f}"
+                f"{'' if math.isnan(last.samples_per_second) else speed}",
+                flush=True,
+            )
             outcome = last.outcome or outcome
             if send is not None:
                 send(STATE_FILE)
@@ -184,22 +182,6 @@ def _follow(
             raise
         print(" ".join(str(error).split()) or type(error).__name__)
         return last, Outcome.OUT_OF_MEMORY, None
-
-
-_EPILOG = "An exported experiment runs by name: autotune train experiment=NAME --config-dir DIR"
-
-
-def _describe(evaluation: Evaluation, metric: str) -> str:
-    speed = (
-        ""
-        if math.isnan(evaluation.samples_per_second)
-        else f"  {evaluation.samples_per_second:,.0f} samples/s"
-    )
-    return (
-        f"step {evaluation.step:6d}  epoch {evaluation.epoch:6.2f}  train"
-        f" {evaluation.train_seconds:8.3f} s  {metric} {evaluation.metric:.4f}  loss"
-        f" {evaluation.loss:.4f}{speed}"
-    )
 
 
 def _print_log() -> None:

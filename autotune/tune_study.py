@@ -10,8 +10,9 @@ import itertools
 import sys
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from autotune.config.command_line import (
     EXIT_BAD_INPUT,
@@ -26,8 +27,6 @@ from autotune.errors import ConfigError
 from autotune.hiding import without_secrets
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from autotune.config.compose import Composer
     from autotune.config.schema import Config
 
@@ -54,7 +53,7 @@ keys that people change most:
 
 
 def tune_command(
-    arguments: Sequence[str], *, console: "Console | None" = None, trains: bool = True
+    arguments: Sequence[str], *, console: Console | None = None, trains: bool = True
 ) -> int:
     """Run ``autotune`` with command-line arguments, print to ``console`` or else to stdout, and
     return the exit code.
@@ -69,9 +68,11 @@ def tune_command(
             file=sys.stderr,
         )
         return EXIT_BAD_INPUT
+    flags = itertools.pairwise(arguments)
+    config_dirs = [folder for flag, folder in flags if flag in ("--config-dir", "-cd")]
     epilog = (
-        f"experiments:\n{experiments_help(_config_dirs(arguments))}\n{_KEYS}\ncommands, each with"
-        f" its own --help:\n{commands_help()}"
+        f"experiments:\n{experiments_help(config_dirs)}\n{_KEYS}\ncommands, each with its own"
+        f" --help:\n{commands_help()}"
     )
     line = parse_command_line("autotune", _PURPOSE, epilog, arguments)
     code_folders = import_user_code_from(line.config_dirs, line.overrides)
@@ -81,32 +82,9 @@ def tune_command(
     composed = composer.compose()
     require_experiment(bool(composed.choices.get("experiment")), line.config_dirs)
     _ = composed.trial  # checks the trial's configuration
-    if console is None:
-        from rich.console import Console  # noqa: PLC0415  # after --cfg
-
-        console = Console()
-
-    folder = _existing_folder(composed.config)
-    if not trains and folder is None:
-        raise ConfigError(
-            f"study.name={composed.config.study.name}: no such study in"
-            f" {composed.config.study.folder}"
-        )
-    is_ended = False
-    if folder is not None and not composed.config.dry_run:
-        from autotune.execution.study_folder import check_usable  # noqa: PLC0415
-        from autotune.reporting.study_files import SUMMARY  # noqa: PLC0415
-
-        check_usable(folder)  # before anything is started
-        is_ended = (folder / SUMMARY).exists()
+    console = console or Console()
     return _plan_and_run(
-        composer,
-        composed.config,
-        arguments,
-        code_folders,
-        console=console,
-        trains=trains,
-        is_ended=is_ended,
+        composer, composed.config, arguments, code_folders, console=console, trains=trains
     )
 
 
@@ -116,55 +94,55 @@ def _plan_and_run(
     command: Sequence[str],
     code_folders: Sequence[str],
     *,
-    console: "Console",
+    console: Console,
     trains: bool,
-    is_ended: bool,
 ) -> int:
-    """Plan the study while the launcher and Ray start, then run it; return the exit code."""
-    from autotune.execution.launcher import (  # noqa: PLC0415
-        CHECK_TRAINING,
-        calling,
-        started_launcher,
-    )
+    """Plan the study while the launcher and Ray start, then run it; return the exit code.
 
-    cluster, is_dry_run = config.cluster, config.dry_run
+    What is imported takes seconds, so each module waits for what starts beside it.
+    """
+    from autotune.execution import launcher as launching  # noqa: PLC0415
+
+    cluster, trains_now = config.cluster, trains and not config.dry_run
 
     def say(line: str) -> None:
         console.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True)
 
     with contextlib.ExitStack() as stack:
-        launcher = stack.enter_context(
-            started_launcher(cluster, is_wanted=trains and not is_dry_run)
-        )
-        from autotune.execution.settings import check_settings  # noqa: PLC0415
+        launcher = stack.enter_context(launching.started_launcher(cluster, is_wanted=trains_now))
+        from autotune.execution import cluster as ray_cluster  # noqa: PLC0415
+        from autotune.execution import settings, study_folder  # noqa: PLC0415
+        from autotune.reporting.study_files import SUMMARY  # noqa: PLC0415
 
-        settings = check_settings(composer)
-        from autotune.execution.cluster import RayConnection, capabilities_of  # noqa: PLC0415
-
-        connection = stack.enter_context(contextlib.closing(RayConnection(cluster)))
+        study = settings.check_settings(composer)
+        if not trains and not study.folder.exists():
+            raise ConfigError(f"study.name={study.name}: no such study in {config.study.folder}")
+        if not config.dry_run:
+            study_folder.check_usable(study.folder)
+        connection = stack.enter_context(contextlib.closing(ray_cluster.RayConnection(cluster)))
         # it has trials to run, unless there is a mistake
-        if cluster.is_local and trains and not is_dry_run and not is_ended:
+        if cluster.is_local and trains_now and not (study.folder / SUMMARY).exists():
             connection.start()
-        from autotune.execution.plan import check_plan, describe_plan, plan_study  # noqa: PLC0415
-        from autotune.training.sources import train_missing_sources  # noqa: PLC0415
+        from autotune.execution import plan as planning  # noqa: PLC0415
+        from autotune.execution import run_study  # noqa: PLC0415
+        from autotune.training import sources  # noqa: PLC0415
 
         with console.status(
             "reading the configuration and checking every branch of the search space"
         ):
-            plan = plan_study(composer, capabilities_of(cluster, launcher), settings)
-            if not is_dry_run and trains:
-                train_missing_sources(composer, say)
+            capabilities = ray_cluster.capabilities_of(cluster, launcher)
+            plan = planning.plan_study(composer, capabilities, study)
+            if trains_now:
+                sources.train_missing_sources(composer, say)
             # on a remote cluster, this machine need not have the data set
             if trains and cluster.is_local and not composer.missing_sources:
-                with calling(launcher) as call_there:
-                    check_plan(plan, partial(call_there, CHECK_TRAINING))
-        if is_dry_run:
-            for text in describe_plan(plan):
+                with launching.calling(launcher) as call_there:
+                    planning.check_plan(plan, partial(call_there, launching.CHECK_TRAINING))
+        if config.dry_run:
+            for text in planning.describe_plan(plan):
                 say(text)
             return 0
-        from autotune.execution.run_study import run_study  # noqa: PLC0415  # after a dry run
-
-        return run_study(
+        return run_study.run_study(
             plan,
             command=command,
             code_folders=code_folders,
@@ -173,32 +151,3 @@ def _plan_and_run(
             launcher=launcher,
             trains=trains,
         )
-
-
-def push_command(arguments: Sequence[str]) -> int:
-    """Run ``autotune record --push``: give the tracker of the study with these arguments what it
-    lacks; return the exit code.
-    """
-    return tune_command(arguments, trains=False)
-
-
-def _existing_folder(config: "Config") -> Path | None:
-    """The folder of a study that was begun before.
-
-    None if it has no name, or no folder of that name exists.
-    """
-    from autotune.execution.settings import study_name  # noqa: PLC0415  # after --help and --cfg
-
-    folder = (
-        (Path(config.study.folder) / study_name(config, "")).absolute()
-        if config.study.name
-        else None
-    )
-    return folder if folder is not None and folder.exists() else None
-
-
-def _config_dirs(arguments: Sequence[str]) -> list[str]:
-    """Folders of ``--config-dir`` in the raw arguments, whose experiments the help text lists."""
-    return [
-        value for flag, value in itertools.pairwise(arguments) if flag in ("--config-dir", "-cd")
-    ]

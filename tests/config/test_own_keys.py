@@ -128,7 +128,7 @@ def test_without_a_command_it_tunes_and_help_names_the_others(
 def test_a_misspelt_command_is_one_line() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"^trian: no such command \(did you mean train\?\); accepted are tune, train, ",
+        match=r"^trian: no such command \(did you mean train\?\); there are tune, train, ",
     ):
         autotune_command(["trian", "experiment=cnn"])
 
