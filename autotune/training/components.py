@@ -25,7 +25,7 @@ from autotune.training.averaging import ExponentialMovingAverage
 from autotune.training.data import LoadedData
 from autotune.training.parallel.ranks import Ranks
 from autotune.training.parallel.strategy import SharedModel, Strategy
-from autotune.training.runtime import FLOAT8_ROWS, Precision, checkpoint_activations
+from autotune.training.runtime import Precision, checkpoint_activations
 from autotune.training.techniques.technique import Technique
 
 Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -132,8 +132,6 @@ def make_components(
         config, data, torch.device("cpu") if is_divided else place, precision, offered
     )
     strategy.check(config, model, batch_size=min(config.batch_size, len(data.train)))
-    if reuse is None:
-        _check_float8_rows(config, data, model, precision, strategy.part_of_batch(0)[1])
     technique.start(model)
     if reuse is None:
         if config.runtime.activation_checkpointing:
@@ -219,41 +217,6 @@ def _make_model(
         ].to(device)
         initialise_from(data.transform(inputs))
     return model
-
-
-def _check_float8_rows(
-    config: TrialConfig,
-    data: LoadedData,
-    model: torch.nn.Module,
-    precision: Precision,
-    num_parts: int,
-) -> None:
-    """Refuse batch sizes that give a float8 layer a number of rows (rows of one sample times
-    samples) that it cannot multiply.
-    """
-    if not config.precision.float8:
-        return
-    batch_size = min(config.batch_size, len(data.train))
-    part_size = batch_size // num_parts // config.parallelism.get("num_micro_batches", 1)
-    forward_size = min(part_size, config.runtime.micro_batch_size or part_size)
-    key, configured = (
-        ("batch_size", config.batch_size)
-        if forward_size == part_size
-        else ("runtime.micro_batch_size", forward_size)
-    )
-    available = (
-        f" ({batch_size} are there)" if key == "batch_size" and batch_size < configured else ""
-    )
-    inputs = data.transform(data.train.inputs[:1].to(precision.device)).to(
-        next(model.parameters()).device
-    )
-    for rows in precision.float8_rows(model, inputs):
-        for samples in (forward_size, part_size % forward_size):
-            if samples * rows % FLOAT8_ROWS:
-                raise ConfigError(
-                    f"{key}: found {configured}{available}, which gives a float8 layer"
-                    f" {samples * rows} rows at once; accepted are multiples of {FLOAT8_ROWS} rows"
-                )
 
 
 def reset_model(trained: torch.nn.Module, fresh: torch.nn.Module) -> None:

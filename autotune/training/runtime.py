@@ -22,11 +22,6 @@ from autotune.errors import ConfigError
 
 Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Function that computes the loss of a batch from its inputs and targets."""
-FLOAT8_ROWS = 16
-"""Number of which a matrix's rows must be a multiple, so that float8 can multiply the matrix for a
-weight's gradient.
-
-Source: torch._scaled_mm: the dimension that is summed over is divisible by 16."""
 
 
 @dataclass(frozen=True)
@@ -46,30 +41,16 @@ class Precision:
     def apply(self) -> None:
         """Set how this process multiplies float32 numbers, whatever an earlier training set.
 
-        None leaves it as torch or the user has it.
-
-        Convolutions are set by ``allow_tf32``: if torch's newer ``conv.fp32_precision`` is set, any
-        code that reads that flag raises.
+        Without a setting, torch's own holds: TensorFloat-32 in convolutions alone. They are set by
+        ``allow_tf32``: if torch's newer ``conv.fp32_precision`` is set, any code that reads that
+        flag raises.
         """
-        global _float32_as_found  # noqa: PLW0603  # settings of the process
         wanted = self.settings.float32_precision
-        if wanted is None:
-            settings, _float32_as_found = _float32_as_found, None
-            if settings is None:  # no training of this process has changed them
-                return
-        else:
-            _float32_as_found = _float32_as_found or _float32_settings()
-            # Without TensorFloat-32 a value that others set for all operators would apply.
-            settings = (
-                ("none", "none", "high", True)
-                if wanted == "tf32"
-                else ("none", "none", "highest", False)
-            )
-        default, cudnn, products, convolutions = settings
-        torch.backends.fp32_precision = default  # type: ignore[attr-defined]  # missing in stubs
-        torch.backends.cudnn.fp32_precision = cudnn
-        torch.set_float32_matmul_precision(products)
-        torch.backends.cudnn.allow_tf32 = convolutions
+        # a value that others set for all operators would apply
+        torch.backends.fp32_precision = "none"  # type: ignore[attr-defined]  # missing in stubs
+        torch.backends.cudnn.fp32_precision = "none"
+        torch.set_float32_matmul_precision("high" if wanted == "tf32" else "highest")
+        torch.backends.cudnn.allow_tf32 = wanted != "ieee"
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Autocast context for forward pass and loss; it does nothing without an autocast dtype."""
@@ -105,34 +86,6 @@ class Precision:
             else outputs.float()
         )
 
-    def float8_rows(self, model: torch.nn.Module, inputs: torch.Tensor) -> set[int]:
-        """Numbers of rows of the matrices that the model's float8 layers receive for the given
-        inputs; empty without such layers.
-        """
-        if not self.settings.float8:
-            return set()
-        # optional extra, installed if the model has float8 layers
-        from torchao.float8.float8_linear import Float8Linear  # noqa: PLC0415
-
-        rows: set[int] = set()
-        hooks = [
-            layer.register_forward_pre_hook(
-                lambda _, arguments: rows.add(arguments[0].numel() // arguments[0].shape[-1])
-            )
-            for layer in model.modules()
-            if isinstance(layer, Float8Linear)
-        ]
-        in_training = [module for module in model.modules() if module.training]
-        try:
-            with torch.no_grad(), self.autocast():
-                model.eval()(inputs)
-        finally:
-            for module in in_training:
-                module.training = True
-            for hook in hooks:
-                hook.remove()
-        return rows
-
     def convert(self, model: torch.nn.Module) -> torch.nn.Module:
         """Convert the model to the precision's number formats.
 
@@ -146,58 +99,35 @@ class Precision:
         )
 
 
-_float32_as_found: tuple[str, str, str, bool] | None = None
-"""The process's ``_float32_settings`` before a training changed them; None while none has."""
-
-
-def _float32_settings() -> tuple[str, str, str, bool]:
-    """How this process multiplies float32 numbers: everywhere, in cuDNN, in products, and
-    TensorFloat-32 in convolutions.
-    """
-    everywhere = torch.backends.fp32_precision  # type: ignore[attr-defined]  # missing in stubs
-    cudnn = torch.backends.cudnn.fp32_precision
-    try:
-        return (
-            everywhere,
-            cudnn,
-            torch.get_float32_matmul_precision(),
-            torch.backends.cudnn.allow_tf32,
-        )
-    # the user set some by torch's newer names, after which the older ones cannot be read
-    except RuntimeError:
-        return everywhere, cudnn, "highest", True  # torch's own
-
-
 def _to_float8(model: torch.nn.Module, *, emulate: bool) -> torch.nn.Module:
     """Replace the model's linear layers by torchao's float8 layers.
 
-    ``emulate`` only rounds like float8, for devices other than GPUs.
+    ``emulate`` only rounds like float8, for devices other than GPUs. Batches of any size are padded
+    to the multiples of 16 rows that float8 multiplies.
     """
     try:
         # optional extra
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # noqa: PLC0415
-        from torchao.float8.float8_linear import Float8Linear  # noqa: PLC0415
     except ImportError as error:
         raise ConfigError(
             f"precision.float8: needs torchao ({error}): pip install 'autotune[fp8]'"
         ) from error
-
-    def fits(module: torch.nn.Module, _: str) -> bool:
-        return (
-            isinstance(module, torch.nn.Linear)
-            and module.in_features % 16 == 0
-            and module.out_features % 16 == 0
-        )
-
-    converted = convert_to_float8_training(
-        model, module_filter_fn=fits, config=Float8LinearConfig(emulate=emulate)
-    )
-    if not any(isinstance(module, Float8Linear) for module in converted.modules()):
+    fitting = {
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+        and module.in_features % 16 == module.out_features % 16 == 0
+    }
+    if not fitting:
         raise ConfigError(
             "precision.float8: the model has no linear layer whose sizes are multiples of 16, which"
             " float8 needs"
         )
-    return converted  # type: ignore[no-any-return]  # torchao has no types
+    return convert_to_float8_training(  # type: ignore[no-any-return]  # torchao has no types
+        model,
+        module_filter_fn=lambda _, name: name in fitting,
+        config=Float8LinearConfig(emulate=emulate, pad_inner_dim=True),
+    )
 
 
 def apply_runtime(config: TrialConfig, device: torch.device, num_threads: int) -> None:
@@ -242,11 +172,19 @@ def checkpoint_activations(model: torch.nn.Module, *, recompute_statistics: bool
     torch.utils.checkpoint.
     """
     for block in _blocks(model):
-        contexts = functools.partial(_contexts, block)
-        settings: dict[str, Any] = {} if recompute_statistics else {"context_fn": contexts}
+        settings: dict[str, Any] = {}
+        if not recompute_statistics:
+            settings["context_fn"] = functools.partial(_contexts, block)
         block.forward = functools.partial(
             checkpoint, block.forward, use_reentrant=False, **settings
         )
+
+
+def _contexts(
+    block: torch.nn.Module,
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Contexts of a block's forward pass, and of the one that computes its activations again."""
+    return contextlib.nullcontext(), _statistics_kept(block)
 
 
 def _blocks(model: torch.nn.Module) -> Sequence[torch.nn.Module]:
@@ -265,12 +203,6 @@ def _blocks(model: torch.nn.Module) -> Sequence[torch.nn.Module]:
         if id(container) not in nested
         for child in container.children()
     ]
-
-
-def _contexts(
-    block: torch.nn.Module,
-) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    return contextlib.nullcontext(), _statistics_kept(block)
 
 
 @contextlib.contextmanager

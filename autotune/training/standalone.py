@@ -13,7 +13,7 @@ import keyword
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,42 @@ from autotune.config.build import accepts_name, build_partial, resolve_target
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.remote import is_url
-from autotune.training import averaging, components, data, runtime, schedules, views
+from autotune.training import components, data, runtime
 from autotune.training.set_up import EVALUATION_BATCH
 from autotune.training.source_code import SourceCode
-from autotune.training.techniques.technique import NoTechnique
-from autotune.workloads.splits import memory_mapped, scikit_learn_file
 
 _TEMPLATE = Path(__file__).with_suffix(".py.jinja")
-_IMPORTS = ("argparse", "gc", "math", "sys", "time", "torch", "warnings")
-"""Modules that the template uses."""
-_NEEDS = "PACKAGES_THAT_ARE_NEEDED"
-_PLACE_OF_IMPORTS = "# IMPORTS_THAT_ARE_USED"
+_COMPONENTS = (
+    "data",
+    "model",
+    "loss",
+    "metric",
+    "optimizer",
+    "lr_schedule",
+    "averaging",
+    "augmentation",
+    "views",
+)
+_IMPORTS = (
+    *(f"import {name}" for name in ("argparse", "gc", "math", "sys", "time", "torch", "warnings")),
+    "from functools import partial",
+    "from pathlib import Path",
+    "from torch import Tensor",
+    "from torch import nn",
+    "from typing import Any",
+)
+"""Import statements that the template may need."""
+_GIVEN = (
+    "ConfigError",
+    "DataError",
+    "download_files",
+    "fetched",
+    "files_in",
+    "is_file",
+    "is_remote",
+)
+"""Names that the template defines by itself: errors, and what reads files of this machine alone."""
+_PLACE_OF_IMPORTS, _PLACE_OF_PACKAGES = "# IMPORTS_THAT_ARE_USED", "PACKAGES_THAT_ARE_NEEDED"
 
 
 def standalone_script(
@@ -50,139 +75,87 @@ def standalone_script(
     Raises:
         ConfigError: the program cannot express the configuration; names the key.
     """
-    _refuse_what_cannot_be_said(config)
-    code = SourceCode()
-    writer = _Writer(config, code)
-    parts = writer.parts()
-    has_transform = '"transform"' in str(code)
-    for module, name in _own_parts(config):
+    for key, found, accepted in _what_cannot_be_said(config):
+        raise ConfigError(f"{key}: found {found}; accepted in a stand-alone script is {accepted}")
+    code = SourceCode(_GIVEN)
+    parts = _Writer(config, code).parts()
+    for module, name in _loop_parts(config):
         code.add(module.__name__, name)
-    # no HTML
     environment = Environment(
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        autoescape=False,  # noqa: S701
+        autoescape=False,  # noqa: S701  # no HTML
     )
     environment.filters["literal"] = _literal
-    metric = re.sub(r"[^\w .-]", "_", config.target.metric)  # it stands in texts of the program
-    limits = [
-        (side, limit)
-        for limits in config.target.constraints.values()
-        for side, limit in limits.items()
-    ]
-    context = {
-        "title": (
-            f"Train {_short(config.model)} on {_short(config.data)} until {metric} is"
-            f" {config.target.value:g}."
-        ),
-        # a line break would end the comment
-        "comments": [" ".join(line.split()) for line in comments],
-        "needs": _NEEDS,
-        "metric_name": metric,
-        "config": config,
-        "runtime": config.runtime,
-        "data_path": config.data_path,
-        "num_threads": config.runtime.num_threads or num_threads,
-        "device": (
-            '"cuda" if torch.cuda.is_available() else "cpu"'
-            if config.device == "auto"
-            else repr(config.device)
-        ),
-        "evaluation_batch": config.evaluation_batch_size or f"{EVALUATION_BATCH}[DEVICE.type]",
-        "sum_dtype": "float32" if config.device == "mps" else "float64",  # which MPS has not
-        "autocast": config.precision.autocast_dtype,
-        "weights_dtype": config.precision.weights_dtype,
-        "micro_batch_size": config.runtime.micro_batch_size,
-        "is_bound": config.runtime.compile is not None or config.runtime.cuda_graph,
-        "is_resident": _is_resident(config),
-        "is_mapped": _is_mapped(config),
-        "has_transform": has_transform,
-        "prepares": (
-            has_transform
-            or config.runtime.channels_last
-            or config.precision.weights_dtype != "float32"
-        ),
-        "initialise_samples": components.INITIALISE_SAMPLES,
-        "constraints": "".join(
-            f" and loss {'<=' if side == 'at_most' else '>='} {limit!r}" for side, limit in limits
-        ),
-        **parts,
-    }
-    code.imports |= {f"import {name}" for name in _IMPORTS} | {
-        "from torch import Tensor, nn",
-        "from typing import Any",
-    }
-    code.imports.add("from functools import partial")
+    sources = str(code)
     program = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
-        context, imports=_PLACE_OF_IMPORTS, sources=str(code)
+        {
+            **parts,
+            "config": config,
+            # a line break would end the comment
+            "comments": [" ".join(line.split()) for line in comments],
+            "metric_name": re.sub(r"[^\w .-]", "_", config.target.metric),  # it stands in texts
+            "num_threads": config.runtime.num_threads or num_threads,
+            "evaluation_batches": EVALUATION_BATCH.items(),
+            "is_resident": _is_resident(config),
+            "is_mapped": _is_mapped(config),
+            "has_transform": '"transform"' in sources,
+            "initialise_samples": components.INITIALISE_SAMPLES,
+            "sources": sources,
+            "imports": _PLACE_OF_IMPORTS,
+            "needs": _PLACE_OF_PACKAGES,
+        }
     )
-    text = re.sub(
-        r"\n{4,}", "\n\n\n", program.replace(_PLACE_OF_IMPORTS, _imports(code.imports, program))
-    )
-    return text.replace(_NEEDS, _needed_packages(text))
+    program = program.replace(_PLACE_OF_IMPORTS, _imports({*code.imports, *_IMPORTS}, program))
+    program = program.replace(_PLACE_OF_PACKAGES, _packages(program))
+    return re.sub(r"\n{4,}", "\n\n\n", program)
 
 
-def _refuse_what_cannot_be_said(config: TrialConfig) -> None:
-    def refuse(key: str, found: object, accepted: str) -> None:
-        raise ConfigError(f"{key}: found {found}; accepted in a stand-alone script is {accepted}")
-
+def _what_cannot_be_said(config: TrialConfig) -> Iterator[tuple[str, object, str]]:
+    """Key, value and what is accepted, of each setting that a script does not have."""
     if config.training is not None:
-        refuse(
+        yield (
             "training",
             config.training["_target_"],
             "autotune's own loop; the arguments of a function are exported by arguments=FILE",
         )
     if config.num_workers > 1:
-        refuse("parallelism.num_workers", config.num_workers, "1")
-    if config.technique["_target_"] != f"{NoTechnique.__module__}.{NoTechnique.__name__}":
-        refuse("technique", _short(config.technique), "none")
+        yield "parallelism.num_workers", config.num_workers, "1"
+    if (technique := _short(config.technique)) != "NoTechnique":
+        yield "technique", technique, "none"
     if config.precision.float8:
-        refuse("precision.float8", "true", "false")
-    for key, node in _nodes(config).items():
+        yield "precision.float8", "true", "false"
+    for key in _COMPONENTS:
+        node = getattr(config, key)
         if not accepts_name(node["_target_"], key):
-            refuse(f"{key}._target_", node["_target_"], "a part of autotune's or torch's")
+            yield f"{key}._target_", node["_target_"], "a part of autotune's or torch's"
         for name, value in node.items():
+            if not name.isidentifier() or keyword.iskeyword(name):
+                yield key, f"the argument {name!r}", "the name of a Python variable"
             if isinstance(value, str) and is_url(value):
-                refuse(f"{key}.{name}", "a URL", "a path of this machine")
+                yield f"{key}.{name}", "a URL", "a path of this machine"
+            if isinstance(value, Mapping) and "_target_" in value:
+                yield f"{key}.{name}", value["_target_"], "a plain value"
 
 
-def _nodes(config: TrialConfig) -> dict[str, Mapping[str, Any]]:
-    """The components of a configuration that a script is made of, by key."""
-    keys = (
-        "data",
-        "model",
-        "loss",
-        "metric",
-        "optimizer",
-        "lr_schedule",
-        "averaging",
-        "augmentation",
-        "views",
-    )
-    return {key: getattr(config, key) for key in keys}
-
-
-def _own_parts(config: TrialConfig) -> list[tuple[Any, str]]:
+def _loop_parts(config: TrialConfig) -> Iterator[tuple[Any, str]]:
     """Modules and names of the parts of autotune's loop that the template uses."""
-    wanted = [
-        (data, "Split"),
-        (data, "sample_order"),
-        (data, "resident_batches" if _is_resident(config) else "host_batches"),
-    ]
+    yield data, "Split"
+    yield data, "sample_order"
+    yield data, "resident_batches" if _is_resident(config) else "host_batches"
     if _is_mapped(config):
-        wanted.append((data, "_tensor"))
+        yield data, "_tensor"
     if config.runtime.activation_checkpointing:
-        wanted.append((runtime, "checkpoint_activations"))
+        yield runtime, "checkpoint_activations"
     if config.runtime.cuda_graph:
-        wanted.append((runtime, "GraphedGradients"))
+        yield runtime, "GraphedGradients"
     if config.runtime.cuda_graph or config.runtime.compile is not None:
-        wanted.append((components, "reset_model"))
-    return wanted
+        yield components, "reset_model"
 
 
 def _is_mapped(config: TrialConfig) -> bool:
-    return bool(config.data["_target_"] == _name_of(memory_mapped))
+    return _short(config.data) == "memory_mapped"
 
 
 def _is_resident(config: TrialConfig) -> bool:
@@ -190,9 +163,8 @@ def _is_resident(config: TrialConfig) -> bool:
 
     One that nobody chose a place for is, unless it is mapped from a file.
     """
-    return (
-        not _is_mapped(config) if config.data_path.on_device is None else config.data_path.on_device
-    )
+    on_device = config.data_path.on_device
+    return not _is_mapped(config) if on_device is None else on_device
 
 
 class _Writer:
@@ -200,115 +172,91 @@ class _Writer:
 
     def __init__(self, config: TrialConfig, code: SourceCode) -> None:
         self._config, self._code = config, code
-        self._nodes = _nodes(config)
 
     def parts(self) -> dict[str, Any]:
         """The components as the template takes them: expressions, or None for a component that
         does nothing.
         """
         config = self._config
-        is_constant = config.lr_schedule["_target_"] == _name_of(schedules.constant)
+        is_constant = _short(config.lr_schedule) == "constant"
         # of some parameters, if the model has these
         has_own_schedules = "whitening_bias_fraction" in config.optimizer
-        is_averaged = config.averaging["_target_"] != _name_of(averaging.none)
         taken = inspect.signature(self._callable("model")).parameters
         return {
-            "data": self.call("data"),
-            "model": self.call("model", input_shape="input_shape", num_classes="num_classes"),
+            "title": f"Train {_short(config.model)} on {_short(config.data)}",
+            "data": self._call("data"),
+            "model": self._call("model", input_shape="input_shape", num_classes="num_classes"),
             "uses_input_shape": "input_shape" in taken,
             "uses_num_classes": "num_classes" in taken,
             "initialises": hasattr(self._callable("model"), "initialise_from"),
             "optimizer": self._optimizer(),
-            "schedule_free": "schedule_free" in config.optimizer["_target_"].lower(),
             "schedule": (
-                self.call("lr_schedule", "self.optimizer", "self.total_steps")
+                self._call("lr_schedule", "self.optimizer", "self.total_steps")
                 if has_own_schedules or not is_constant
                 else None
             ),
             "schedule_may_be_none": is_constant,
-            "average": self.call("averaging", "model", "self.total_steps") if is_averaged else None,
-            "augment": self._augmentation(),
+            "average": (
+                self._call("averaging", "model", "self.total_steps")
+                if _short(config.averaging) != "none"
+                else None
+            ),
+            "augment": (
+                self._part("augmentation", num_samples="self.num_samples", device="DEVICE")
+                if _short(config.augmentation) != "unchanged"
+                else None
+            ),
             "loss": self._part("loss"),
             "metric": self._part("metric"),
-            "scored_outputs": self._scored_outputs(),
+            "views": self._part("views") if _short(config.views) != "plain" else None,
         }
 
     def _optimizer(self) -> str:
-        kernels = components.kernel_arguments(
-            self._config,
-            build_partial(self._config.optimizer, self._config.allowed_targets, "optimizer"),
-        )
-        offered = {
-            "model": "model",
-            "batch_size": "self.batch_size",
-            "total_steps": "self.total_steps",
-        }
-        positional = (
-            ()
-            if "model" in inspect.signature(self._callable("optimizer")).parameters
-            else ("model.parameters()",)
-        )
-        return self.call(
+        config = self._config
+        factory = build_partial(config.optimizer, config.allowed_targets, "optimizer")
+        kernels = components.kernel_arguments(config, factory)
+        takes_model = "model" in inspect.signature(factory.func).parameters
+        return self._call(
             "optimizer",
-            *positional,
-            **offered,
+            *(() if takes_model else ("model.parameters()",)),
+            model="model",
+            batch_size="self.batch_size",
+            total_steps="self.total_steps",
             **{name: repr(value) for name, value in kernels.items()},
         )
 
-    def _arguments(self, key: str) -> dict[str, str]:
-        """The configuration's values of a component as Python source, by argument."""
-        node = self._nodes[key]
-        for name in node:
-            if not name.isidentifier() or keyword.iskeyword(name):
-                raise ConfigError(
-                    f"{key}: found the argument {name!r}; accepted in a stand-alone script is the"
-                    " name of a Python variable"
-                )
-        return {name: self._value(value) for name, value in node.items() if name != "_target_"}
-
-    def call(self, key: str, *positional: str, **offered: str) -> str:
+    def _call(self, key: str, *positional: str, **offered: str) -> str:
         """The call of a component's target with the configuration's values, and with what is
         offered and its signature names.
         """
-        node, taken = self._nodes[key], inspect.signature(self._callable(key)).parameters
-        arguments = self._arguments(key)
-        arguments |= {
-            name: value for name, value in offered.items() if name in taken and name not in node
-        }
-        named = [f"{name}={value}" for name, value in arguments.items()]
+        taken = inspect.signature(self._callable(key)).parameters
+        arguments = {name: value for name, value in offered.items() if name in taken}
+        named = [f"{name}={value}" for name, value in {**arguments, **self._values(key)}.items()]
         return f"{self._name(key)}({', '.join([*positional, *named])})"
-
-    def _callable(self, key: str) -> Callable[..., Any]:
-        return resolve_target(
-            self._nodes[key]["_target_"], self._config.allowed_targets, f"{key}._target_"
-        )
 
     def _part(self, key: str, **offered: str) -> str:
         """A component that the training calls: an object of a class, or a function with the
         configuration's values bound.
         """
         if inspect.isclass(self._callable(key)):
-            return self.call(key, **offered)
-        name = self._name(key)
-        values = [f"{argument}={value}" for argument, value in self._arguments(key).items()]
-        return f"partial({', '.join([name, *values])})" if values else name
+            return self._call(key, **offered)
+        values = [f"{name}={value}" for name, value in self._values(key).items()]
+        return f"partial({', '.join([self._name(key), *values])})" if values else self._name(key)
 
-    def _augmentation(self) -> str | None:
-        if self._config.augmentation["_target_"].endswith(".augmentation.unchanged"):
-            return None
-        return self._part("augmentation", num_samples="self.num_samples", device="DEVICE")
+    def _values(self, key: str) -> dict[str, str]:
+        """The configuration's values of a component as Python source, by argument."""
+        node = getattr(self._config, key)
+        return {name: _literal(value) for name, value in node.items() if name != "_target_"}
 
-    def _scored_outputs(self) -> str:
-        """The model's outputs for ``inputs``, as an evaluation scores them."""
-        is_plain, inputs = self._config.views["_target_"] == _name_of(views.plain), "inputs"
-        outputs = f"model({inputs})" if is_plain else f"{self._part('views')}(model, {inputs})"
-        return outputs + (".float()" if self._config.precision.weights_dtype != "float32" else "")
+    def _callable(self, key: str) -> Callable[..., Any]:
+        target = getattr(self._config, key)["_target_"]
+        return resolve_target(target, self._config.allowed_targets, f"{key}._target_")
 
     def _name(self, key: str) -> str:
         """The name of a component's target in the script, after collecting its source or its
         import.
         """
-        target = str(self._nodes[key]["_target_"])
+        target = str(getattr(self._config, key)["_target_"])
         if target.startswith("autotune."):
             found = self._callable(key)
             self._code.add(found.__module__, found.__qualname__)
@@ -316,62 +264,35 @@ class _Writer:
         self._code.imports.add(f"import {target.partition('.')[0]}")
         return target
 
-    def _value(self, value: Any) -> str:
-        if isinstance(value, Mapping) and "_target_" in value:
-            raise ConfigError(
-                f"_target_: found {value['_target_']} in a component; accepted in a stand-alone"
-                " script are plain values"
-            )
-        return _literal(value)
-
 
 def _literal(value: Any) -> str:
-    return (
-        f'float("{value}")'
-        if isinstance(value, float) and not math.isfinite(value)
-        else repr(value)
-    )
-
-
-def _name_of(function: Callable[..., Any]) -> str:
-    return f"{function.__module__}.{function.__qualname__}"
+    is_number = not isinstance(value, float) or math.isfinite(value)
+    return repr(value) if is_number else f'float("{value}")'
 
 
 def _short(node: Mapping[str, Any]) -> str:
     return str(node["_target_"]).rpartition(".")[2]
 
 
-def _imports(statements: Iterable[str], program: str) -> str:
-    """The statements, of one name each, whose name a program uses: Python's own modules first,
-    and one line for each module.
-    """
+def _imports(statements: set[str], program: str) -> str:
+    """The import statements whose names a program uses."""
     used = {node.id for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Name)}
-    lines: dict[str, list[str]] = {}
-    for statement in sorted(statements):
-        begin, name = statement.rsplit("import ", 1)
-        if name.rpartition(" as ")[2].partition(".")[0] in used:
-            lines.setdefault(f"{begin}import " if begin else statement, []).append(
-                name if begin else ""
-            )
-    groups: dict[bool, list[str]] = {False: [], True: []}
-    for line in sorted(
-        (begin + ", ".join(names) for begin, names in lines.items()),
-        key=lambda line: (line.startswith("from"), line),
-    ):
-        groups[line.split()[1].partition(".")[0] not in sys.stdlib_module_names].append(line)
-    return "\n\n".join("\n".join(group) for group in groups.values() if group)
+    return "\n".join(
+        statement
+        for statement in sorted(statements)
+        # import a.b | import a as b | from a import b | from a import b as c
+        if statement.split()[-1].partition(".")[0] in used
+    )
 
 
-def _needed_packages(program: str) -> str:
-    """The packages that a program imports, in words."""
-    modules: set[str] = {"sklearn"} if scikit_learn_file.__name__ in program else set()
-    for node in ast.walk(ast.parse(program)):
-        if isinstance(node, ast.Import):
-            modules |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            modules.add(node.module or "")
-    packages = {
-        name.partition(".")[0].replace("sklearn", "scikit-learn") for name in modules
-    } - sys.stdlib_module_names
+def _packages(program: str) -> str:
+    """The packages that a program imports, or reads a file of, in words."""
+    nodes = list(ast.walk(ast.parse(program)))
+    modules = [
+        alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
+    ] + [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    packages = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names
+    if "scikit_learn_file" in program:
+        packages.add("scikit-learn")
     *others, last = sorted(packages)
     return f"{', '.join(others)} and {last}" if others else last
