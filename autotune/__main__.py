@@ -2,13 +2,12 @@
 argument names, or tunes without one.
 """
 
-import difflib
 import importlib
 import re
 from collections.abc import Sequence
 
 from autotune.config.command_line import COMMANDS, run_main
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, did_you_mean
 
 _GONE = {
     "scale": (
@@ -36,11 +35,9 @@ def autotune_command(arguments: Sequence[str]) -> int:
     if name in _GONE:
         raise ConfigError(f"{name}: there is no such command any more; {_GONE[name]}")
     if name not in COMMANDS:
-        close = difflib.get_close_matches(name, COMMANDS, n=1)
-        meant = f" (did you mean {close[0]}?)" if close else ""
         raise ConfigError(
-            f"{name}: no such command{meant}; there are {', '.join(COMMANDS)}, and key=value alone"
-            " tunes"
+            f"{name}: no such command{did_you_mean(name, COMMANDS)}; there are"
+            f" {', '.join(COMMANDS)}, and key=value alone tunes"
         )
     settings = {}
     if name == "record" and PUSH in rest:

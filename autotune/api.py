@@ -6,7 +6,6 @@ and then does what ``python -m autotune --config-dir ...`` does: the same search
 and the same commands go on with the study.
 """
 
-import difflib
 import inspect
 import keyword
 import math
@@ -24,7 +23,14 @@ from rich.console import Console
 from autotune.config.command_line import EXIT_INTERRUPTED
 from autotune.config.experiments import dated_name, shipped_folder
 from autotune.config.overrides import as_configured, read_value
-from autotune.errors import AutotuneError, ConfigError, FileError, StudyError, WorkerError
+from autotune.errors import (
+    AutotuneError,
+    ConfigError,
+    FileError,
+    StudyError,
+    WorkerError,
+    did_you_mean,
+)
 from autotune.execution import interrupt
 from autotune.files import make_folder, replace_file
 from autotune.pickling import pickled
@@ -430,10 +436,9 @@ def _baseline(
             given.setdefault(key, parameter.default)
     for key in (*space, *given):
         if key not in accepted and not is_open:
-            close = difflib.get_close_matches(key, accepted, n=1)
-            meant = f" (did you mean {close[0]}?)" if close else ""
             raise ConfigError(
-                f"{where}: {key}: no such argument{meant}; it takes {', '.join(accepted)}"
+                f"{where}: {key}: no such argument{did_you_mean(key, accepted)}; it takes"
+                f" {', '.join(accepted)}"
             )
         if key not in given:
             raise ConfigError(f"{where}: baseline: {key}, a key of the space, needs a value")

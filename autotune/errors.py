@@ -17,6 +17,7 @@ line that says where (file and dotted key), what was found and what is accepted;
 it and exit with 2.
 """
 
+import difflib
 import re
 from collections.abc import Iterable, Sequence
 
@@ -87,6 +88,15 @@ class WorkerError(ExecutionError):
     def __init__(self, message: str, traceback_text: str) -> None:
         super().__init__(message)
         self.traceback_text = without_secrets(traceback_text)
+
+
+def did_you_mean(found: str, known: Iterable[str]) -> str:
+    """Hint for an error message on the known name that is most similar to the one found.
+
+    Empty if none is similar.
+    """
+    close = difflib.get_close_matches(found, list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def check_fractions(where: str, **fractions: float) -> None:

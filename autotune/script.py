@@ -319,10 +319,8 @@ class _Script:
             running = self.running()
             _each(running, psutil.Process.terminate)
             _each(running, psutil.Process.resume)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_END_SECONDS)
-        if self._process.poll() is None:
-            _each(self.running(), psutil.Process.kill)
+            _, alive = psutil.wait_procs(running, _END_SECONDS)
+            _each(alive, psutil.Process.kill)
             self._process.wait()
 
     def running(self) -> list[psutil.Process]:

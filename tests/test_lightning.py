@@ -214,16 +214,6 @@ ROWS: dict[str, dict[str, Any]] = {
     "early stopping at the validation's end": {
         "callbacks": partial(early_stopping, check_on_train_epoch_end=False)
     },
-    "early stopping before its least number of epochs": {
-        "callbacks": early_stopping,
-        "min_epochs": 6,
-    },
-    "early stopping between validations": {
-        "callbacks": partial(
-            early_stopping, patience=3, check_on_train_epoch_end=True, strict=False
-        ),
-        "check_val_every_n_epoch": 2,
-    },
     "model checkpoint": {"callbacks": saving},
     "model checkpoint at the validation's end": {
         "callbacks": partial(saving, save_on_train_epoch_end=False, save_top_k=2)
@@ -239,13 +229,11 @@ ROWS: dict[str, dict[str, Any]] = {
         ]
     },
     "weight averaging by step": {"callbacks": lambda _: [lightning.callbacks.WeightAveraging()]},
-    "accumulated gradients": {"accumulate_grad_batches": 4},
     "a change of accumulation": {
         "callbacks": lambda _: [lightning.callbacks.GradientAccumulationScheduler({0: 1, 2: 3})]
     },
     "two validations an epoch": {"val_check_interval": 0.5, "callbacks": each_callback},
     "a number of steps": {"max_epochs": -1, "max_steps": 28, "callbacks": each_callback},
-    "a logger": {"logger": True, "log_every_n_steps": 2},
     "all at once": {
         "schedule": "plateau",
         "callbacks": each_callback,

@@ -136,14 +136,6 @@ def test_nothing_that_a_script_started_outlives_its_trial(own: MakeConfig) -> No
     wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_an_experiment_file_runs_no_command_unless_it_is_allowed(own: MakeConfig) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"training._target_: found 'autotune.script.run'.*allowed_targets=\[autotune",
-    ):
-        check_training(replace(own(PRINTING), allowed_targets=()))
-
-
 @pytest.mark.parametrize(
     "template",
     [

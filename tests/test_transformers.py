@@ -157,7 +157,6 @@ ROWS: dict[str, dict[str, Any]] = {
         "save_steps": 4,
     },
     "saved when it is best": {**KEEPING_THE_BEST, "save_strategy": "best"},
-    "cosine": {"lr_scheduler_type": "cosine", "warmup_steps": 5},
     "learning rate reduced on a plateau": {
         "lr_scheduler_type": "reduce_lr_on_plateau",
         "lr_scheduler_kwargs": {"patience": 0},
@@ -168,7 +167,6 @@ ROWS: dict[str, dict[str, Any]] = {
         "save_total_limit": 2,
         "save_only_model": True,
     },
-    "saved each epoch": {"save_strategy": "epoch"},
     "accumulated gradients": {
         "gradient_accumulation_steps": 3,
         "eval_strategy": "steps",

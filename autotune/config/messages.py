@@ -2,20 +2,12 @@
 or was probably meant.
 """
 
-import difflib
 import re
 from collections.abc import Callable, Sequence
 
 from hydra.errors import MissingConfigException
 
-
-def did_you_mean(found: str, known: Sequence[str]) -> str:
-    """Hint for an error message on the known name that is most similar to the one found.
-
-    Empty if none is similar.
-    """
-    close = difflib.get_close_matches(found, known, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+from autotune.errors import did_you_mean
 
 
 def value_message(error: Exception) -> str:

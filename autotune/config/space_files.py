@@ -17,10 +17,9 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, QuotedS
 
 from autotune.config.compose import Composer
 from autotune.config.experiments import shipped_folder
-from autotune.config.messages import did_you_mean
 from autotune.config.overrides import parse_override, read_value
 from autotune.config.schema import FIXED_KEYS
-from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
+from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError, did_you_mean
 from autotune.hiding import without_secrets_in
 from autotune.remote import refuse_url, user_path
 from autotune.space import Choice, Parameter, SearchSpace, Suggestion, override_text, short
