@@ -139,9 +139,7 @@ def make_components(
         loss = make_part(config.loss, allowed, "loss")
         shared = SharedModel(model)
         if ranks is not None and ranks.is_joined:
-            if is_divided:
-                strategy.divide(model, ranks, precision)
-            shared = strategy.share(model, ranks, device, _loss_of_outputs(loss, precision))
+            shared = strategy.share(model, ranks, precision, _loss_of_outputs(loss, precision))
     else:
         reset_model(reuse.model, model)
         model, technique, loss, shared = reuse.model, reuse.technique, reuse.loss, reuse.shared

@@ -6,7 +6,8 @@ other, are its forward pass. They are divided into stages of about equally many 
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from autotune.config.schema import TrialConfig
-from autotune.errors import ConfigError, check_counts
+from autotune.errors import ConfigError, check_choice, check_counts
 from autotune.training.parallel.ranks import Ranks
 from autotune.training.parallel.strategy import (
     Loss,
@@ -45,13 +46,12 @@ class Pipeline(Strategy):
     Source: Huang et al., "GPipe" (2019); Narayanan et al., "PipeDream" (2019) for 1F1B.
     """
 
+    divides_model = True
+
     def __init__(
         self, *, num_workers: int, schedule: str, num_micro_batches: int, backend: str | None = None
     ) -> None:
-        if schedule not in _SCHEDULES:
-            raise ConfigError(
-                f"parallelism.schedule: found {schedule!r}, accepted are {', '.join(_SCHEDULES)}"
-            )
+        check_choice("parallelism.schedule", schedule, _SCHEDULES)
         check_counts(
             "parallelism",
             num_workers if schedule == "1f1b" else 1,
@@ -68,83 +68,73 @@ class Pipeline(Strategy):
                 setting does not allow it.
         """
         super().check(config, model, batch_size=batch_size)
-        layers = _layers_of(model)
-        if len(layers) < self.num_workers:
+        num_layers = len(_layers_of(model))
+        if num_layers < self.num_workers:
             raise ConfigError(
-                f"parallelism.num_workers: found {self.num_workers}, accepted are up to"
-                f" {len(layers)}, the model's layers"
+                f"parallelism.num_workers: found {self.num_workers}, use up to {num_layers}, the"
+                " number of the model's layers"
             )
         if batch_size % self._num_micro_batches:
             raise ConfigError(
-                f"parallelism.num_micro_batches: found {self._num_micro_batches}, accepted is a"
-                f" divisor of batch_size = {batch_size}"
+                f"parallelism.num_micro_batches: found {self._num_micro_batches}, use a divisor of"
+                f" batch_size = {batch_size}"
             )
         refuse_whole_weight_settings(config, "pipeline")
-        for key, found, accepted in (
+        for key, found, use in (
             ("views._target_", config.views["_target_"], "autotune.training.views.plain"),
             ("runtime.micro_batch_size", config.runtime.micro_batch_size, None),
             ("runtime.activation_checkpointing", config.runtime.activation_checkpointing, False),
         ):
-            if found != accepted:
+            if found != use:
                 raise ConfigError(
-                    f"{key}: found {found}, accepted with parallelism=pipeline is"
-                    f" {json.dumps(accepted)}"
+                    f"{key}: found {found}, use {json.dumps(use)} with parallelism=pipeline"
                 )
 
-    @property
-    def divides_model(self) -> bool:
-        """Always."""
-        return True
+    def share(
+        self, model: nn.Module, ranks: Ranks, precision: Precision, loss: Loss
+    ) -> SharedModel:
+        """Make this rank's layers a stage of the pipeline.
 
-    def divide(self, model: nn.Module, ranks: Ranks, precision: Precision) -> None:
-        """Move this rank's layers to the device, and all other layers to the meta device, where
-        they take no memory.
+        All other layers are moved to the meta device, where they take no memory.
         """
         stages = [nn.Sequential(*stage) for stage in _evenly(_layers_of(model), ranks.size)]
         for rank, stage in enumerate(stages):
             stage.to(precision.device if rank == ranks.rank else torch.device("meta"))
-
-    def share(
-        self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss
-    ) -> SharedModel:
-        """Make this rank's layers a stage of the pipeline."""
-        own = nn.Sequential(*_evenly(_layers_of(model), ranks.size)[ranks.rank])
-        schedule = _SCHEDULES[self._schedule](
-            PipelineStage(own, ranks.rank, ranks.size, device),
-            self._num_micro_batches,
-            loss_fn=loss,
+        return PipelinedModel(
+            model,
+            stages[ranks.rank],
+            ranks,
+            precision.device,
+            lambda stage: _SCHEDULES[self._schedule](stage, self._num_micro_batches, loss_fn=loss),
         )
-        return PipelinedModel(model, own, schedule, ranks, device)
 
 
 class PipelinedModel(SharedModel):
-    """A model of which this rank holds one stage, the module ``own``."""
+    """A model of which this rank holds the layers ``layers``, as one stage."""
 
     adds_gradients = True
 
     def __init__(
         self,
         model: nn.Module,
-        own: nn.Module,
-        schedule: PipelineScheduleSingle,
+        layers: nn.Module,
         ranks: Ranks,
         device: torch.device,
+        schedule: Callable[[PipelineStage], PipelineScheduleSingle],
     ) -> None:
         super().__init__(model)
-        self._own, self._schedule, self._ranks, self._device = own, schedule, ranks, device
+        self._layers, self._ranks, self._device = layers, ranks, device
+        self._schedule = schedule(self._stage())
         # the schedule that scores, and its batch size
         self._scoring: tuple[int, ScheduleGPipe] | None = None
 
-    @property
-    def _is_last(self) -> bool:
-        return self._ranks.rank == self._ranks.size - 1
+    def _stage(self) -> PipelineStage:
+        return PipelineStage(self._layers, self._ranks.rank, self._ranks.size, self._device)
 
     def add_gradients(self, inputs: Tensor, targets: Tensor) -> None:
         """Add the gradients of the batch's mean loss to this rank's parameters."""
-        if self._ranks.is_first:
-            self._schedule.step(inputs, target=targets, return_outputs=False)
-        else:
-            self._schedule.step(target=targets, return_outputs=False)
+        first_inputs = [inputs] if self._ranks.is_first else []
+        self._schedule.step(*first_inputs, target=targets, return_outputs=False)
 
     def trained_parameters(self) -> Iterable[nn.Parameter]:
         """The parameters of this rank's layers."""
@@ -161,32 +151,29 @@ class PipelinedModel(SharedModel):
         """
         size = len(inputs)
         if self._scoring is None or self._scoring[0] < size:
-            stage = PipelineStage(self._own, self._ranks.rank, self._ranks.size, self._device)
-            self._scoring = (size, ScheduleGPipe(stage, 1))
+            self._scoring = (size, ScheduleGPipe(self._stage(), 1))
         padded_size, schedule = self._scoring
         padded = torch.cat([inputs, inputs[:1].expand(padded_size - size, *inputs.shape[1:])])
         outputs = schedule.step(padded) if self._ranks.is_first else schedule.step()
-        return outputs[:size] if self._is_last else None
+        return outputs[:size] if self.counts else None
 
     @property
     def counts(self) -> bool:
         """Whether this rank's scores are to be summed: only the last rank has outputs."""
-        return self._is_last
+        return self._ranks.rank == self._ranks.size - 1
 
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
         """The state of all stages on the first rank.
 
         On any other rank, the state of its own stage.
         """
-        own_state = {
+        held = {
             name: value.cpu() for name, value in model.state_dict().items() if not value.is_meta
         }
-        gathered: list[Any] | None = [None] * self._ranks.size if self._ranks.is_first else None
-        distributed.gather_object(own_state, gathered)
-        whole_state = {
-            name: value for state in gathered or [own_state] for name, value in state.items()
-        }
-        return {name: whole_state[name] for name in model.state_dict() if name in whole_state}
+        gathered: list[Any] | None = [held] * self._ranks.size if self._ranks.is_first else None
+        distributed.gather_object(held, gathered)
+        states = {name: value for state in gathered or [held] for name, value in state.items()}
+        return {name: states[name] for name in model.state_dict() if name in states}
 
 
 def _layers_of(model: nn.Module) -> Sequence[nn.Module]:
@@ -194,7 +181,7 @@ def _layers_of(model: nn.Module) -> Sequence[nn.Module]:
     if not callable(layers):
         raise ConfigError(
             f"parallelism: {type(model).__name__} has no pipeline_layers, so it has no stages;"
-            " accepted are single, ddp, fsdp"
+            " use single, ddp or fsdp"
         )
     return layers()  # type: ignore[no-any-return]  # the contract in the module docstring
 
@@ -203,17 +190,14 @@ def _evenly(layers: Sequence[nn.Module], num_stages: int) -> list[list[nn.Module
     """Divide layers into stages of neighbours, none of them empty, with about equally many
     parameters.
     """
-    sizes = [sum(parameter.numel() for parameter in layer.parameters()) + 1 for layer in layers]
-    stages: list[list[nn.Module]] = []
-    start = 0
-    for stage in range(num_stages):
-        left = num_stages - stage
-        share, taken, end = sum(sizes[start:]) / left, 0.0, start
-        while end < len(layers) - (left - 1) and (
-            end == start or taken + sizes[end] / 2 <= share or left == 1
-        ):
-            taken += sizes[end]
-            end += 1
-        stages.append(list(layers[start:end]))
-        start = end
-    return stages
+    counts = [sum(parameter.numel() for parameter in layer.parameters()) + 1 for layer in layers]
+    totals, cuts = list(accumulate(counts)), [0]
+    for stage in range(1, num_stages):
+        wanted = totals[-1] * stage / num_stages
+        cuts.append(
+            min(
+                range(cuts[-1] + 1, len(layers) - num_stages + stage + 1),
+                key=lambda cut: abs(totals[cut - 1] - wanted),
+            )
+        )
+    return [list(layers[first:last]) for first, last in pairwise([*cuts, len(layers)])]

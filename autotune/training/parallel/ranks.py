@@ -21,6 +21,7 @@ from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in torch's stubs
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import Store, _abort_process_group
+from torch.distributed.tensor import DTensor
 
 from autotune.measurement import Phase, PhaseClock
 
@@ -32,12 +33,6 @@ own deadline."""
 _LEAVE_SECONDS = 5.0
 """Seconds that leaving the process group may take before it is aborted: NCCL waits for exchanges
 that a failed rank never joins."""
-_SHARE_LEFT = 0.5
-"""Share of the steps that fit into the time left, after which the first rank's clock is read
-again."""
-_MAX_STEPS = 1000
-"""Upper limit on the steps between two readings of the first rank's clock, since steps may
-become longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,17 +47,23 @@ class Ranks:
         default_factory=dict, repr=False, compare=False
     )
 
-    def mesh(self, device: torch.device, **sizes: int) -> DeviceMesh:
-        """The device mesh of all ranks with dimensions of these names and sizes, made when first
-        asked for.
+    def mesh(
+        self, device: torch.device, *, data: int = 1, shard: int = 1, tensor: int = 1
+    ) -> DeviceMesh:
+        """The device mesh of all ranks with dimensions of these sizes, made when first asked for.
 
-        It is kept as long as the process group: a new mesh has new process groups, and on GPUs each
-        connects its ranks anew.
+        Ranks along ``data`` and ``shard`` divide each batch, those along ``shard`` also every
+        weight, and those along ``tensor`` every layer. All meshes have the three dimensions, since
+        torch keeps what it found out for a mesh by the names of its process groups, which count the
+        groups made before. A mesh is kept as long as the process group: a new one has new process
+        groups, and on GPUs each connects its ranks anew.
         """
-        shape = tuple(sizes.values())
-        if shape not in self._meshes:
-            self._meshes[shape] = init_device_mesh(device.type, shape, mesh_dim_names=tuple(sizes))
-        return self._meshes[shape]
+        sizes = data, shard, tensor
+        if sizes not in self._meshes:
+            self._meshes[sizes] = init_device_mesh(
+                device.type, sizes, mesh_dim_names=("data", "shard", "tensor")
+            )
+        return self._meshes[sizes]
 
     @property
     def is_first(self) -> bool:
@@ -199,12 +200,19 @@ def abort() -> None:
     threading.Thread(target=work, name="abort-ranks", daemon=True).start()
 
 
+@torch.no_grad()
+def broadcast_buffers(model: torch.nn.Module) -> None:
+    """Give all ranks the buffers of the first one, such as norm statistics."""
+    for buffer in model.buffers():
+        distributed.broadcast(buffer.to_local() if isinstance(buffer, DTensor) else buffer, src=0)
+
+
 class TimeLimit:
     """A limit on the train seconds of the first rank's clock.
 
     Asking the first rank in every step would cost as much as a small step. It is asked when half of
     the steps are done that fitted into the time left when it was last asked: more often near the
-    limit, and about ten times in all.
+    limit, and about ten times in all. Steps may become longer, so it is asked every 1,000 steps.
 
     Args:
         ranks: the ranks that train together.
@@ -231,5 +239,5 @@ class TimeLimit:
         """Whether this rank's clock is past the limit, and the step after which to ask again."""
         spent = self._clock.seconds(Phase.TRAIN)
         step_seconds = max(1e-6, (spent - self._seconds_before) / (step - self._first_step))
-        num_steps = min(_MAX_STEPS, max(0.0, self._seconds - spent) / step_seconds * _SHARE_LEFT)
-        return spent > self._seconds, step + max(1, int(num_steps))
+        steps_left = max(0.0, self._seconds - spent) / step_seconds
+        return spent > self._seconds, step + max(1, min(1000, int(steps_left / 2)))

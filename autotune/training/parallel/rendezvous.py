@@ -4,20 +4,23 @@ Without a cluster, the first rank starts the others as processes on its own mach
 """
 
 import contextlib
-import multiprocessing
 import os
 import socket
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in torch's stubs
+from torch.multiprocessing import (  # type: ignore[attr-defined]  # without __all__
+    ProcessExitedException,
+    ProcessRaisedException,
+    spawn,
+)
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import AutotuneError, ConfigError
@@ -71,25 +74,33 @@ def joined_at(rendezvous: Rendezvous, config: TrialConfig) -> Iterator[Ranks]:
     """
     device, backend = pick_device(config.device), config.parallelism.get("backend")
     if backend == "nccl" and device.type != "cuda":
-        raise ConfigError("parallelism.backend: found nccl, accepted on the CPU are null and gloo")
-    store = TCPStore(rendezvous.host, rendezvous.port, is_master=False, timeout=TIMEOUT)
+        raise ConfigError("parallelism.backend: found nccl, use null or gloo on the CPU")
     with (
-        _gloo_interface(_interface_towards(rendezvous.host)),
+        _gloo_interface(rendezvous.host),
         joined(
-            store, rank=rendezvous.rank, size=rendezvous.size, device=device, backend=backend
+            _store_of(rendezvous),
+            rank=rendezvous.rank,
+            size=rendezvous.size,
+            device=device,
+            backend=backend,
         ) as ranks,
     ):
         yield ranks
 
 
+def _store_of(rendezvous: Rendezvous) -> TCPStore:
+    return TCPStore(rendezvous.host, rendezvous.port, is_master=False, timeout=TIMEOUT)
+
+
 @contextmanager
-def _gloo_interface(name: str | None) -> Iterator[None]:
-    """Let gloo listen at a network interface until the context ends, unless the user's environment
-    already names one.
+def _gloo_interface(host: str) -> Iterator[None]:
+    """Let gloo listen at the network interface by which this machine reaches a host, until the
+    context ends, unless the user's environment already names one.
 
     By default gloo listens at the address of the host's name, on many machines 127.0.0.1, which no
     other machine can reach.
     """
+    name = _interface_towards(host)
     if name is None or _GLOO_INTERFACE in os.environ:
         yield
         return
@@ -101,25 +112,16 @@ def _gloo_interface(name: str | None) -> Iterator[None]:
 
 
 def _interface_towards(host: str) -> str | None:
-    """Name of the network interface by which this machine reaches a host.
-
-    None if it cannot be found out.
-    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # nothing is sent
         try:
             probe.connect((host, 1))
         except OSError:
             return None
-        local = probe.getsockname()[0]
-    interfaces = psutil.net_if_addrs().items()
-    return next(
-        (
-            name
-            for name, addresses in interfaces
-            if any(address.address == local for address in addresses)
-        ),
-        None,
-    )
+        address = probe.getsockname()[0]
+    for name, interface in psutil.net_if_addrs().items():
+        if address in [known.address for known in interface]:
+            return name
+    return None
 
 
 class StopNotes:
@@ -129,16 +131,11 @@ class StopNotes:
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self._rendezvous = rendezvous
-        self._store: TCPStore | None = None
 
     def note_stopped_seconds(self, seconds: float) -> None:
         """Note how long this rank has been stopped in all; may be called in any thread."""
         with contextlib.suppress(RuntimeError):  # the first rank is gone
-            if self._store is None:
-                self._store = TCPStore(
-                    self._rendezvous.host, self._rendezvous.port, is_master=False, timeout=TIMEOUT
-                )
-            self._store.set(f"{_STOPPED}{self._rendezvous.rank}", str(seconds))
+            _store_of(self._rendezvous).set(f"{_STOPPED}{self._rendezvous.rank}", str(seconds))
 
 
 def stopped_seconds(store: TCPStore, size: int) -> float:
@@ -164,9 +161,7 @@ def follow(config: TrialConfig, rendezvous: Rendezvous, **settings: Any) -> Fail
         The error that ended this rank; None if there was none.
     """
     try:
-        with joined_at(rendezvous, config) as ranks:
-            for _ in start_training(config, ranks=ranks, **settings):
-                raise AssertionError("only the first rank yields")
+        _train(config, rendezvous, settings)
     except AutotuneError as error:
         return Failure(outcome=Outcome.INVALID, error=str(error))
     # any fault of the trained code is an outcome, told with its traceback
@@ -202,67 +197,40 @@ def spawned(config: TrialConfig, **settings: Any) -> Iterator[Ranks]:
         return
     if pick_device(config.device).type == "cuda" and size > torch.cuda.device_count():
         raise ConfigError(
-            f"parallelism.num_workers: found {size}, accepted are up to"
-            f" {torch.cuda.device_count()}, the GPUs here"
+            f"parallelism.num_workers: found {size}, use up to {torch.cuda.device_count()}, the"
+            " number of GPUs here"
         )
-    store, context = open_store(_HOST), multiprocessing.get_context("spawn")
-    pipes = [context.Pipe(duplex=False) for _ in range(1, size)]
-    others = [
-        context.Process(
-            target=_run_rank,
-            args=(sender, config, _rendezvous(store.port, rank, size), settings),
-            daemon=True,
-        )
-        for rank, (_, sender) in enumerate(pipes, start=1)
-    ]
-    for other, (_, sender) in zip(others, pipes, strict=True):
-        other.start()
-        sender.close()  # so that the pipe closes when the process ends
+    store = open_store(_HOST)
+    first = Rendezvous(host=_HOST, port=store.port, rank=0, size=size)
+    others = spawn(  # type: ignore[no-untyped-call]
+        _run_rank, (config, first, settings), size - 1, join=False, daemon=True
+    )
     try:
-        with joined_at(_rendezvous(store.port, 0, size), config) as ranks:
+        with joined_at(first, config) as ranks:
             try:
                 yield ranks
             except RuntimeError as error:
-                cause = _first_failure([receiver for receiver, _ in pipes])
-                for other in others:
-                    other.kill()  # leaving the process group would wait for them
-                if cause is None:
-                    raise
-                raise RankFailedError(cause.error) from error
+                try:
+                    others.join(_END_SECONDS)
+                except (ProcessExitedException, ProcessRaisedException) as cause:
+                    raise RankFailedError(str(cause)) from error
+                raise
     finally:
         until = time.monotonic() + _END_SECONDS
-        for other in others:
+        for other in others.processes:
             other.join(max(0.0, until - time.monotonic()))
             other.kill()
 
 
-def _first_failure(receivers: list[Connection]) -> Failure | None:
-    """The first failure of another rank that is no mere consequence of this one's, told within
-    ``_END_SECONDS``; None if there is none.
-    """
-    until = time.monotonic() + _END_SECONDS
-    while receivers and (ready := wait(receivers, max(0.0, until - time.monotonic()))):
-        for receiver in ready:
-            assert isinstance(receiver, Connection)
-            receivers.remove(receiver)
-            with contextlib.suppress(EOFError):  # killed
-                failure: Failure | None = receiver.recv()
-                if failure is not None and not failure.is_lost_connection:
-                    return failure
-    return None
+def _run_rank(index: int, config: TrialConfig, first: Rendezvous, settings: dict[str, Any]) -> None:
+    rendezvous = replace(first, rank=index + 1)
+    devices = visible_devices(first.size)[rendezvous.rank : rendezvous.rank + 1]
+    os.environ.update(visible_devices_environment(devices))
+    _train(config, rendezvous, settings)
 
 
-def _rendezvous(port: int, rank: int, size: int) -> Rendezvous:
-    return Rendezvous(host=_HOST, port=port, rank=rank, size=size)
-
-
-def _run_rank(
-    sender: Connection, config: TrialConfig, rendezvous: Rendezvous, settings: dict[str, Any]
-) -> None:
-    os.environ.update(
-        visible_devices_environment(
-            visible_devices(rendezvous.size)[rendezvous.rank : rendezvous.rank + 1]
-        )
-    )
-    failure: Failure | None = follow(config, rendezvous, **settings)
-    sender.send(failure)
+def _train(config: TrialConfig, rendezvous: Rendezvous, settings: Mapping[str, Any]) -> None:
+    """Train as a rank other than the first."""
+    with joined_at(rendezvous, config) as ranks:
+        for _ in start_training(config, ranks=ranks, **settings):
+            raise AssertionError("only the first rank yields")

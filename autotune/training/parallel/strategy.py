@@ -13,15 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import get_total_norm
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from autotune.config.schema import TrialConfig
-from autotune.errors import ConfigError, check_counts
+from autotune.errors import ConfigError, check_choice, check_counts
 from autotune.training.parallel.ranks import Ranks
 from autotune.training.runtime import Precision
-
-_NORM_EPSILON = 1e-6
-"""Added to the gradient norm before dividing by it, as in ``torch.nn.utils.clip_grad_norm_``."""
 
 Views = Callable[[nn.Module, Tensor], Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -83,15 +80,10 @@ class SharedModel:
         Source: Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural
         networks" (ICML 2013).
         """
-        scale = (max_norm / (self.gradient_norm() + _NORM_EPSILON)).clamp(max=1.0)
-        gradients = [
-            parameter.grad for parameter in self.trained_parameters() if parameter.grad is not None
-        ]
-        for local in (
-            gradient.to_local() if isinstance(gradient, DTensor) else gradient
-            for gradient in gradients
-        ):
-            local.mul_(scale)
+        # distributed tensors and others do not go into one foreach kernel
+        clip_grads_with_norm_(
+            self.trained_parameters(), max_norm, self.gradient_norm(), foreach=False
+        )
 
     def after_update(self) -> None:
         """Hook after the optimizer's step."""
@@ -151,42 +143,46 @@ def global_norm(gradients: Iterable[Tensor | None]) -> Tensor:
                 else None
             )
             groups.setdefault(layout, []).append(gradient)
-    norms = [get_total_norm(group) for group in groups.values()]
-    full_norms = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
-    return (
-        torch.stack([norm.float() for norm in full_norms]).norm() if full_norms else torch.zeros(())
-    )
-
-
-BACKENDS = (None, "nccl", "gloo")
+    norms = [get_total_norm(group) for group in groups.values()] or [torch.zeros(())]
+    whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    total: Tensor = torch.stack([norm.float() for norm in whole]).norm()
+    return total
 
 
 class Strategy:
-    """How ranks share a training's work; in this base class, every rank takes whole batches.
+    """How ranks share a training's work.
 
     Args:
         num_workers: number of ranks.
         backend: torch.distributed backend, nccl or gloo; None for nccl between GPUs and gloo
             between CPUs.
+        tensor_size: number of neighbouring ranks that share every layer, and take the same part of
+            each batch; None for all, which then take whole batches.
 
     Raises:
-        ConfigError: the number of ranks is below 1, or the backend is unknown.
+        ConfigError: the number of ranks is below 1 or no multiple of ``tensor_size``, or the
+            backend is unknown.
     """
 
-    def __init__(self, *, num_workers: int, backend: str | None = None) -> None:
-        check_counts("parallelism", num_workers=num_workers)
-        if backend not in BACKENDS:
+    divides_model = False
+    """Whether each rank holds a part of the model only: then ``share`` is given the whole model in
+    host memory, and brings this rank's part of it to the device."""
+
+    def __init__(
+        self, *, num_workers: int, backend: str | None = None, tensor_size: int | None = None
+    ) -> None:
+        check_counts("parallelism", num_workers=num_workers, tensor_size=tensor_size)
+        check_choice("parallelism.backend", backend, (None, "nccl", "gloo"))
+        self.num_workers, self.tensor_size = num_workers, tensor_size or num_workers
+        if num_workers % self.tensor_size:
             raise ConfigError(
-                f"parallelism.backend: found {backend!r}, accepted are null, nccl, gloo"
+                f"parallelism.tensor_size: found {tensor_size}, use a divisor of"
+                f" parallelism.num_workers = {num_workers}"
             )
-        self.num_workers = num_workers
 
     def part_of_batch(self, rank: int) -> tuple[int, int]:
-        """Which part of a batch a rank takes, and the number of parts.
-
-        Ranks that share a layer take the same part.
-        """
-        return 0, 1
+        """Which part of a batch a rank takes, and the number of parts."""
+        return rank // self.tensor_size, self.num_workers // self.tensor_size
 
     def check(self, config: TrialConfig, model: nn.Module, *, batch_size: int) -> None:
         """Refuse a training that does not work with this strategy.
@@ -198,40 +194,22 @@ class Strategy:
 
         Raises:
             ConfigError: the training is refused; the message has the key, what was found and what
-                is accepted.
+                to use.
         """
         num_parts = self.part_of_batch(0)[1]
         if batch_size % num_parts:
-            is_whole = batch_size < config.batch_size
-            found = f"{batch_size}{' (the whole training split)' if is_whole else ''}"
+            whole = " (the whole training split)" if batch_size < config.batch_size else ""
             raise ConfigError(
-                f"batch_size: found {found}, accepted with {num_parts} workers that share a batch"
-                " is a multiple of that"
+                f"batch_size: found {batch_size}{whole}, use a multiple of {num_parts}, the number"
+                " of workers that share a batch"
             )
         if config.runtime.cuda_graph:
-            raise ConfigError(
-                "runtime.cuda_graph: found true, accepted with several workers is false"
-            )
-
-    @property
-    def divides_model(self) -> bool:
-        """Whether each rank holds a part of the model only: then the model is given to
-        ``divide`` before ``share``.
-        """
-        return False
-
-    def divide(self, model: nn.Module, ranks: Ranks, precision: Precision) -> None:
-        """Divide a model in host memory, in place, and bring this rank's part of it to the
-        precision's device.
-        """
-        raise NotImplementedError
+            raise ConfigError("runtime.cuda_graph: found true, use false with several workers")
 
     def share(
-        self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss
+        self, model: nn.Module, ranks: Ranks, precision: Precision, loss: Loss
     ) -> SharedModel:
-        """The model as one rank holds it: the whole model on the device, or the part that
-        ``divide`` left of it.
-        """
+        """The model as one rank trains and scores it, on the precision's device."""
         raise NotImplementedError
 
 
@@ -245,8 +223,8 @@ class Single(Strategy):
     def __init__(self, *, num_workers: int) -> None:
         if num_workers != 1:
             raise ConfigError(
-                f"parallelism.num_workers: found {num_workers}, accepted with parallelism=single is"
-                " 1; others: ddp, fsdp, ..."
+                f"parallelism.num_workers: found {num_workers}, use 1 with parallelism=single;"
+                " others: ddp, fsdp, ..."
             )
         super().__init__(num_workers=1)
 
@@ -254,7 +232,7 @@ class Single(Strategy):
         """Accept every training."""
 
     def share(
-        self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss
+        self, model: nn.Module, ranks: Ranks, precision: Precision, loss: Loss
     ) -> SharedModel:
         """Leave the model as it is."""
         return SharedModel(model)
@@ -267,22 +245,18 @@ def refuse_whole_weight_settings(config: TrialConfig, strategy: str) -> None:
     Raises:
         ConfigError: a setting is refused; the message names its key.
     """
-    for key, node, accepted in (
-        ("averaging", config.averaging, "autotune.training.averaging.none"),
-        ("technique", config.technique, "autotune.training.techniques.technique.NoTechnique"),
+    for key, needs_whole, use in (
+        ("averaging", not config.averaging["_target_"].endswith(".averaging.none"), "none"),
+        ("technique", not config.technique["_target_"].endswith(".NoTechnique"), "none"),
+        ("runtime.compile", config.runtime.compile is not None, "null"),
+        (
+            "precision.autocast_dtype",
+            config.precision.autocast_dtype == "float16",
+            "bfloat16 or null",
+        ),
     ):
-        if node["_target_"] != accepted:
+        if needs_whole:
             raise ConfigError(
-                f"{key}: {node['_target_'].rpartition('.')[2]} needs whole weights; accepted with"
-                f" parallelism={strategy} is none"
+                f"{key}: parallelism={strategy} divides weights, and this needs whole ones; use"
+                f" {use}"
             )
-    if config.runtime.compile is not None:
-        raise ConfigError(
-            f"runtime.compile: found {config.runtime.compile}, accepted with parallelism={strategy}"
-            " is null"
-        )
-    if config.precision.autocast_dtype == "float16":
-        raise ConfigError(
-            "precision.autocast_dtype: float16 needs whole gradients; accepted with"
-            f" parallelism={strategy} are bfloat16, null"
-        )

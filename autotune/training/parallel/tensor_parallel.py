@@ -5,10 +5,10 @@ The model itself says which of its layers are split by rows and which by columns
 if ``size`` ranks cannot share the model.
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
-from autotune.training.parallel.ranks import Ranks
+from autotune.training.parallel.ranks import Ranks, broadcast_buffers
 from autotune.training.parallel.strategy import (
     Loss,
     SharedModel,
@@ -36,6 +36,8 @@ class TensorParallel(Strategy):
     Source: Shoeybi et al., "Megatron-LM" (2019); torch's DTensor.
     """
 
+    divides_model = True
+
     def check(self, config: TrialConfig, model: nn.Module, *, batch_size: int) -> None:
         """Refuse a training whose layers cannot be split.
 
@@ -45,35 +47,49 @@ class TensorParallel(Strategy):
         super().check(config, model, batch_size=batch_size)
         check_plan(config, model, self.num_workers)
 
-    @property
-    def divides_model(self) -> bool:
-        """Always."""
-        return True
-
-    def divide(self, model: nn.Module, ranks: Ranks, precision: Precision) -> None:
+    def share(
+        self, model: nn.Module, ranks: Ranks, precision: Precision, loss: Loss
+    ) -> SharedModel:
         """Split the layers that the model's plan names over the ranks."""
         share_layers(model, ranks.mesh(precision.device, tensor=self.num_workers))
-        model.to(precision.device)
-
-    def share(
-        self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss
-    ) -> SharedModel:
-        """The divided model, whose state is gathered from all ranks."""
-        return _Split(model, ranks)
+        return DividedModel(model.to(precision.device), ranks, self.tensor_size)
 
 
-class _Split(SharedModel):
-    mixes_tensors = True
+class DividedModel(SharedModel):
+    """A model whose parameters, or some of them, are distributed tensors.
 
-    def __init__(self, model: nn.Module, ranks: Ranks) -> None:
+    Args:
+        model: the model that is trained.
+        ranks: the ranks that train together.
+        tensor_size: number of neighbouring ranks that divide layers.
+    """
+
+    def __init__(self, model: nn.Module, ranks: Ranks, tensor_size: int) -> None:
         super().__init__(model)
-        self._ranks = ranks
+        self.mixes_tensors = tensor_size > 1
+        self._is_first_of_row = ranks.rank % tensor_size == 0
+
+    @contextlib.contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Let torch's ``fully_shard`` exchange gradients in the last backward pass only."""
+        exchange = getattr(self.model, "set_requires_gradient_sync", lambda requires_sync: None)
+        exchange(False)
+        try:
+            yield
+        finally:
+            exchange(True)
+
+    def synchronise(self, model: nn.Module) -> None:
+        """Give all ranks the first one's buffers, which are not divided."""
+        broadcast_buffers(model)
 
     @property
     def counts(self) -> bool:
-        return self._ranks.is_first
+        """Ranks that divide layers have the same scores: those of the first one count."""
+        return self._is_first_of_row
 
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """The state gathered from all ranks."""
         return get_model_state_dict(
             model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
         )
@@ -84,34 +100,28 @@ def check_plan(config: TrialConfig, model: nn.Module, size: int) -> None:
     split weights.
 
     Raises:
-        ConfigError: the model or a setting is refused; the message has the key, what was found and
-            what is accepted.
+        ConfigError: the model or a setting is refused.
     """
-    plan_of(model, size)
+    _plan_of(model, size)
     refuse_whole_weight_settings(config, "tensor")
     if config.runtime.optimizer_kernels not in (None, "for_loop"):
         raise ConfigError(
-            "runtime.optimizer_kernels: split and whole weights need a loop each; accepted with"
-            " tensor parallelism is for_loop"
+            "runtime.optimizer_kernels: split and whole weights need a loop each; use for_loop with"
+            " tensor parallelism"
         )
 
 
-def plan_of(model: nn.Module, size: int) -> Mapping[str, ParallelStyle]:
-    """The parallel styles by submodule name that a model's ``tensor_plan`` returns for ``size``
-    ranks.
-
-    Raises:
-        ConfigError: the model has no ``tensor_plan``, or none for so many ranks.
-    """
+def _plan_of(model: nn.Module, size: int) -> Mapping[str, ParallelStyle]:
     plan = getattr(model, "tensor_plan", None)
     if not callable(plan):
         raise ConfigError(
             f"parallelism: {type(model).__name__} has no tensor_plan, so ranks cannot share its"
-            " layers; accepted are single, ddp, fsdp"
+            " layers; use single, ddp or fsdp"
         )
     return plan(size)  # type: ignore[no-any-return]  # the contract in the module docstring
 
 
 def share_layers(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Split the layers that the model's plan names, in place."""
-    parallelize_module(model, mesh, dict(plan_of(model, mesh.size())))
+    """Split the layers that the model's plan names over the mesh's dimension ``tensor``."""
+    if (size := mesh["tensor"].size()) > 1:
+        parallelize_module(model, mesh["tensor"], dict(_plan_of(model, size)))

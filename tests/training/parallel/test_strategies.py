@@ -41,7 +41,7 @@ SHORT = (
     [
         (
             ["parallelism=single", "parallelism.num_workers=2"],
-            "parallelism.num_workers: found 2, accepted with parallelism=single is 1",
+            "parallelism.num_workers: found 2, use 1 with parallelism=single",
         ),
         (
             ["parallelism=ddp", "parallelism.num_workers=0"],
@@ -53,53 +53,50 @@ SHORT = (
         ),
         (
             ["parallelism=ddp", "batch_size=33"],
-            (
-                "batch_size: found 33, accepted with 2 workers that share a batch is a multiple of"
-                " that"
-            ),
+            "batch_size: found 33, use a multiple of 2, the number of workers that share a batch",
         ),
         (
             ["parallelism=ddp", "parallelism.num_workers=4", "batch_size=8192"],
             (
-                "batch_size: found 1197 (the whole training split), accepted with 4 workers that"
-                " share a batch is a multiple of that"
+                "batch_size: found 1197 (the whole training split), use a multiple of 4, the number"
+                " of workers that share a batch"
             ),
         ),
         (
             ["parallelism=ddp", "parallelism.tensor_size=3"],
-            "parallelism.tensor_size: found 3, accepted is a divisor of",
+            "parallelism.tensor_size: found 3, use a divisor of",
         ),
         (
             ["parallelism=ddp", "parallelism.compression=zip"],
-            "parallelism.compression: found 'zip', accepted are null, bf16, fp16, powersgd",
+            "parallelism.compression: found 'zip', use one of null, bf16, fp16, powersgd",
         ),
         (
             ["parallelism=ddp", "parallelism.backend=mpi"],
-            "parallelism.backend: found 'mpi', accepted are null, nccl, gloo",
+            "parallelism.backend: found 'mpi', use one of null, nccl, gloo",
         ),
         (
             ["parallelism=ddp", "parallelism.local_steps=2", "parallelism.compression=fp16"],
-            "parallelism.local_steps: found 2 beside",
+            "parallelism: local_steps above 1 does not go with compression=fp16",
         ),
         (
             ["parallelism=ddp", "runtime.cuda_graph=true"],
-            "runtime.cuda_graph: found true, accepted with several workers is false",
+            "runtime.cuda_graph: found true, use false with several workers",
         ),
         (["parallelism=fsdp", "averaging=ema"], "averaging: "),
         (
             ["parallelism=fsdp", "technique=pruning"],
-            "technique: Pruning needs whole weights; accepted with parallelism=fsdp is none",
+            "technique: parallelism=fsdp divides weights, and this needs whole ones; use none",
         ),
         (
             ["parallelism=tensor"],
             (
                 "parallelism: SimpleCNN has no tensor_plan, so ranks cannot share its layers;"
-                " accepted are"
+                " use single, ddp or fsdp"
             ),
         ),
         (
             ["parallelism=pipeline", "batch_size=34"],
-            "parallelism.num_micro_batches: found 4, accepted is a divisor of batch_size = 34",
+            "parallelism.num_micro_batches: found 4, use a divisor of batch_size = 34",
         ),
         (
             ["parallelism=pipeline", "parallelism.num_micro_batches=1"],
@@ -115,19 +112,19 @@ SHORT = (
         ),
         (
             ["parallelism=pipeline", "parallelism.schedule=zigzag"],
-            "parallelism.schedule: found 'zigzag', accepted are gpipe, 1f1b",
+            "parallelism.schedule: found 'zigzag', use one of gpipe, 1f1b",
         ),
         (
             ["parallelism=pipeline", "runtime.micro_batch_size=8"],
-            "runtime.micro_batch_size: found 8, accepted with parallelism=pipeline is null",
+            "runtime.micro_batch_size: found 8, use null with parallelism=pipeline",
         ),
         (
             ["experiment=transformer", "parallelism=tensor", "parallelism.num_workers=3"],
-            "model.num_heads: found 4, accepted with 3 workers",
+            "model.num_heads: found 4, use a multiple of 3",
         ),
         (
             ["experiment=transformer", "parallelism=pipeline", "model.tied_head=true"],
-            "model.tied_head: found true, accepted with",
+            "model.tied_head: found true, use false with",
         ),
     ],
 )
