@@ -19,7 +19,7 @@ from autotune.config.command_line import (
     parse_command_line,
     run_main,
 )
-from autotune.config.experiments import experiments_help, require_experiment
+from autotune.config.experiments import options_help, require_experiment
 from autotune.config.own_keys import own_key, own_keys_help, read_own_keys
 
 if TYPE_CHECKING:
@@ -126,7 +126,8 @@ def compare(
 
 def compare_command(arguments: Sequence[str]) -> int:
     """Run ``autotune compare`` with command-line arguments and return its exit code."""
-    epilog = f"experiments:\n{experiments_help()}\n\n{own_keys_help(CompareKeys)}\n\n{_OTHER_KEYS}"
+    experiments, keys = options_help("experiment"), own_keys_help(CompareKeys)
+    epilog = f"experiments:\n{experiments}\n\n{keys}\n\n{_OTHER_KEYS}"
     line = parse_command_line("autotune compare", _PURPOSE, epilog, arguments)
     own, common = read_own_keys(CompareKeys, line.overrides)
     from autotune.config.overrides import read_override_list  # noqa: PLC0415  # imports Hydra

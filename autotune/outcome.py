@@ -42,6 +42,9 @@ class OutcomeTraits(NamedTuple):
     """What the outcome says of a trial, in a sentence for people."""
     needs_new_worker: bool = False
     """Whether the process that ran the trial must not run another one."""
+    falls_short: bool = False
+    """Whether the training itself, and no decision of the search, ended short of the target: the
+    search counts it as a failed run of its configuration."""
 
 
 class Outcome(StrEnum):
@@ -78,6 +81,7 @@ class Outcome(StrEnum):
             "#E69F00",
             "diamond-open",
             "Trained to the end of the configuration's schedule without reaching the target.",
+            falls_short=True,
         ),
     )
     CAPPED = (
@@ -114,6 +118,7 @@ class Outcome(StrEnum):
             "#CC79A7",
             "triangle-up-open",
             "Passed the target's max_train_seconds, or hung past its hard deadline.",
+            falls_short=True,
         ),
     )
     OUT_OF_MEMORY = (
@@ -127,6 +132,7 @@ class Outcome(StrEnum):
             "square",
             "The device or the machine had too little memory for the training.",
             needs_new_worker=True,
+            falls_short=True,
         ),
     )
     DIVERGED = (
@@ -139,6 +145,7 @@ class Outcome(StrEnum):
             "#D55E00",
             "x",
             "The loss or the metric was no longer finite.",
+            falls_short=True,
         ),
     )
     INVALID = (
@@ -213,3 +220,8 @@ class Outcome(StrEnum):
     def needs_new_worker(self) -> bool:
         """Whether the process that ran the trial must not run another one."""
         return self.traits.needs_new_worker
+
+    @property
+    def falls_short(self) -> bool:
+        """Whether the training itself, and no decision of the search, ended short of the target."""
+        return self.traits.falls_short

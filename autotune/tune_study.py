@@ -22,7 +22,7 @@ from autotune.config.command_line import (
     parse_command_line,
     print_config,
 )
-from autotune.config.experiments import experiments_help, require_experiment
+from autotune.config.experiments import options_help, require_experiment
 from autotune.errors import ConfigError
 from autotune.hiding import without_secrets
 
@@ -35,14 +35,22 @@ _PURPOSE = (
     " export it."
 )
 
-_KEYS = """
+_LISTED = {
+    "experiment": "experiments",
+    "search": "search=NAME, who proposes",
+    "stopping": "stopping=NAME, when a trial is given up",
+    "objective": "objective=NAME, what is minimised",
+    "tracking": "tracking=NAME, where runs are kept",
+    "model": "model=NAME, what is trained",
+    "data": "data=NAME, on what",
+}
+"""Groups whose options ``--help`` lists."""
+_KEYS = """\
 keys that people change most:
   optimizer.lr=0.1                 any value of the baseline; --cfg job shows all keys
   optimizer.lr=interval(1e-3,1)    what to search over, in place of the experiment's domain
   target.value=0.97                what counts as trained; target.max_train_seconds=60 limits it
   search.num_trials=100            how much to search; search.time_budget_seconds=600, for how long
-  search=tpe|gp|cmaes|random       who proposes, in place of freeze_thaw
-  objective=device_seconds|energy|cost|pareto    what is minimised, in place of time
   warm_start=[NAME,DIR]            earlier studies that the search learns from
   study.name=NAME                  name a study; the same name goes on with it
   data.root=DIR data.download=true where a data set lies, and to fetch it there; also s3://...
@@ -64,16 +72,15 @@ def tune_command(
     if not arguments:
         print(
             "usage: autotune experiment=NAME [key=value"
-            f" ...]\n\nexperiments:\n{experiments_help()}\n\n--help says more.",
+            f" ...]\n\nexperiments:\n{options_help('experiment')}\n\n--help says more.",
             file=sys.stderr,
         )
         return EXIT_BAD_INPUT
     flags = itertools.pairwise(arguments)
     config_dirs = [folder for flag, folder in flags if flag in ("--config-dir", "-cd")]
-    epilog = (
-        f"experiments:\n{experiments_help(config_dirs)}\n{_KEYS}\ncommands, each with its own"
-        f" --help:\n{commands_help()}"
-    )
+    lists = [f"{what}:\n{options_help(group, config_dirs)}\n" for group, what in _LISTED.items()]
+    commands = f"commands, each with its own --help:\n{commands_help()}"
+    epilog = "\n".join([*lists, _KEYS, commands])
     line = parse_command_line("autotune", _PURPOSE, epilog, arguments)
     code_folders = import_user_code_from(line.config_dirs, line.overrides)
     composer = composer_of(line, line.overrides)

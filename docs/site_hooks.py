@@ -30,8 +30,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Lead links from the pages of ``docs`` to those that are added here."""
+    """Lead links from the pages of ``docs`` to those that are added here; a folder of options
+    becomes their names.
+    """
+    markdown = re.sub(r"\[conf/(\w+)\]\(\.\./conf/\w+\)", _names, markdown)
     return markdown.replace("](../benchmarks/README.md", "](benchmarks.md")
+
+
+def _names(link: re.Match[str]) -> str:
+    return " ".join(f"`{path.stem}`" for path in sorted((ROOT / "conf" / link[1]).glob("*.yaml")))
 
 
 def _with_links(text: str) -> str:

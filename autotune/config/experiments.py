@@ -31,13 +31,13 @@ def named_files(group: Path) -> list[tuple[str, Path]]:
     ]
 
 
-def experiments(config_dirs: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """Name and purpose (the first line of its comments) of every experiment, the user's own
-    first.
+def options(group: str, config_dirs: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """Name and purpose (the first line of its comments) of every option of a group, such as
+    ``experiment``, the user's own first.
     """
     purposes: dict[str, str] = {}
     for folder in (*map(Path, config_dirs), shipped_folder("conf")):
-        for name, path in named_files(folder / "experiment"):
+        for name, path in named_files(folder / group):
             comments = (
                 line.lstrip("# ").strip()
                 for line in path.read_text(errors="replace").splitlines()
@@ -98,9 +98,9 @@ def dated_name(what: str) -> str:
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def experiments_help(config_dirs: Sequence[str] = ()) -> str:
-    """List all experiments with their purposes, as indented lines of a help text."""
-    rows = experiments(config_dirs)
+def options_help(group: str, config_dirs: Sequence[str] = ()) -> str:
+    """List all options of a group with their purposes, as indented lines of a help text."""
+    rows = options(group, config_dirs)
     width = max((len(name) for name, _ in rows), default=0)
     return "\n".join(f"  {name:<{width}}  {purpose}" for name, purpose in rows)
 
@@ -112,7 +112,7 @@ def require_experiment(is_there: bool, config_dirs: Sequence[str]) -> None:
         ConfigError: ``is_there`` is False; the message names all experiments.
     """
     if not is_there:
-        names = ", ".join(name for name, _ in experiments(config_dirs))
+        names = ", ".join(name for name, _ in options("experiment", config_dirs))
         raise ConfigError(f"no experiment; accepted is experiment=NAME with NAME one of {names}")
 
 

@@ -280,7 +280,7 @@ def _tell_why_it_ends(live: LiveStudy, done: Done | None) -> None:
     if done == Done("exhausted"):
         live.display.note(
             f"the search ends: all {num_points(plan.space):,.0f} points of the search space have"
-            " been tried (search.repeats=true lets tpe, gp, cmaes and random try them again)"
+            " been tried (search.repeats=true lets a sampler of Optuna's try them again)"
         )
 
 

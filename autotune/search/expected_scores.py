@@ -30,10 +30,6 @@ _MAX_CONFIGURATIONS = 300
 """Maximum number of configurations that estimate each other: the work grows with its cube.
 Others are estimated by their own runs alone."""
 
-_FELL_SHORT = (Outcome.MISSED, Outcome.TIMED_OUT, Outcome.DIVERGED, Outcome.OUT_OF_MEMORY)
-"""Outcomes short of the target that follow from the training itself and not from a decision of
-the search."""
-
 
 def spent_by(result: TrialResult, objective: Objective) -> float:
     """The score that a run spent: its objective if it REACHED, else the lower bound at its last
@@ -62,7 +58,7 @@ class RunningTime:
 
     def add(self, outcome: Outcome, spent: float) -> None:
         """Add a run that ended with an outcome after it had spent a score."""
-        if outcome in (Outcome.REACHED, Outcome.CAPPED, *_FELL_SHORT):
+        if outcome in (Outcome.REACHED, Outcome.CAPPED) or outcome.falls_short:
             self._spent += spent
         self._num_reached += outcome is Outcome.REACHED
         self._num_capped += outcome is Outcome.CAPPED
@@ -176,13 +172,13 @@ class ExpectedScores:
             can_repeat: whether the configuration can be run again; if not, its only run is enough
                 to make it the incumbent.
         """
-        if outcome is not Outcome.REACHED and outcome not in _FELL_SHORT and key not in self._runs:
+        if outcome is not Outcome.REACHED and not outcome.falls_short and key not in self._runs:
             return
         runs = self._runs.setdefault(key, _Runs(features))
         runs.can_repeat = can_repeat and features is not None
         if outcome is Outcome.REACHED:
             runs.add_reached(spent)
-        elif outcome in _FELL_SHORT or (outcome is Outcome.CAPPED and runs.num_reached):
+        elif outcome.falls_short or (outcome is Outcome.CAPPED and runs.num_reached):
             runs.num_failed += 1
             runs.spent += spent
         self._cached = None

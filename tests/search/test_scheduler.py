@@ -16,6 +16,7 @@ from optuna.trial import TrialState
 
 from autotune.config.build import build
 from autotune.config.compose import Composer
+from autotune.config.experiments import shipped_folder
 from autotune.config.space_files import read_search_space
 from autotune.errors import ConfigError
 from autotune.measurement import Target, TrialResult
@@ -369,7 +370,12 @@ def made_up(trial: Trial) -> TrialResult:
 
 
 @pytest.mark.parametrize(
-    "sampler", ["tpe", "random", pytest.param("gp", marks=pytest.mark.slow), "cmaes"]
+    "sampler",
+    [
+        pytest.param(path.stem, marks=[pytest.mark.slow] if path.stem == "gp" else [])
+        for path in sorted((shipped_folder("conf") / "search").glob("*.yaml"))
+        if "optuna.samplers" in path.read_text()
+    ],
 )
 def test_every_shipped_sampler_searches_the_shipped_space_without_a_word(
     sampler: str, caplog: pytest.LogCaptureFixture
