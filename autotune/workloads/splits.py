@@ -113,8 +113,7 @@ def memory_mapped(
     tokens, are not transformed. Targets are ``[samples]`` or ``[samples, ...]``.
 
     Raises:
-        DataError: a file is missing or no array, only one of ``mean`` and ``std`` is given, or they
-            do not fit the inputs.
+        DataError: a file is missing or no array, or ``mean`` or ``std`` do not fit the inputs.
     """
     has_test = is_file(f"{root}/test_inputs.npy", "data.root")
     splits: dict[str, Any] = {
@@ -125,10 +124,8 @@ def memory_mapped(
     if inputs.dtype == np.uint8 or inputs.dtype.kind == "f":
         num_channels = inputs.shape[1] if inputs.ndim > 1 else 1
         means, stds = mean or [0] * num_channels, std or [1] * num_channels
-        if (mean is None) != (std is None) or not len(means) == len(stds) == num_channels:
-            raise DataError(
-                f"data: give mean and std of each of the {num_channels} channels, or neither"
-            )
+        if not len(means) == len(stds) == num_channels:
+            raise DataError(f"data: give mean and std of each of the {num_channels} channels")
         if min(scale, *stds) <= 0:
             raise DataError(f"data: scale and std must be above 0, found {scale} and {std}")
         splits["transform"] = Standardise(

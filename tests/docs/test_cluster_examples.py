@@ -176,33 +176,6 @@ def test_kubernetes_takes_the_volume_and_every_pod() -> None:
         check(pod({"spec": {"container": []}}))
 
 
-def test_rays_autoscaler_reads_every_cluster() -> None:
-    from ray.autoscaler._private.kuberay.autoscaling_config import (
-        _derive_autoscaling_config_from_ray_cr,
-    )
-
-    for spec in clusters():
-        config = _derive_autoscaling_config_from_ray_cr(
-            {"metadata": {"name": "autotune", "namespace": "default"}, "spec": spec}
-        )
-        assert config["available_node_types"]["headgroup"]["resources"]["CPU"] == 0
-        resources = config["available_node_types"]["h100"]["resources"]
-        assert (resources["CPU"], resources["GPU"]) == (8, 1)
-
-
-def test_ray_knows_every_start_parameter() -> None:
-    for group in groups():
-        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
-        check_ray_command(
-            " ".join(
-                [
-                    "ray start --head",
-                    *(f"--{key}={value}" for key, value in group["rayStartParams"].items()),
-                ]
-            )
-        )
-
-
 # By hand, and SLURM: run
 
 

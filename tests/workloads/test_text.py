@@ -118,11 +118,6 @@ def test_a_folder_is_read_in_the_order_of_names_and_only_as_far_as_asked(
         read(root=str(tmp_path))
 
 
-def test_a_byte_order_mark_is_no_character(write: Any) -> None:
-    plain, marked = read(root=write("abcd" * 30)), read(root=write(b"\xef\xbb\xbf" + b"abcd" * 30))
-    assert torch.equal(plain["train"][0], marked["train"][0])
-
-
 @pytest.mark.parametrize(
     ("content", "changes", "message"),
     [

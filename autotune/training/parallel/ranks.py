@@ -159,10 +159,9 @@ def joined(
     sys.excepthook = excepthook
     try:
         yield Ranks(rank=rank, size=size, is_joined=True)
-    except BaseException:
-        _leave()
-        raise
-    if not _leave():
+    finally:
+        has_left = _leave()
+    if not has_left:
         raise RuntimeError("the process group does not end")
 
 
@@ -171,21 +170,21 @@ def _leave() -> bool:
 
     Return whether it has ended: else this process can join no other.
     """
-    leaving = threading.Thread(target=_destroy, name="leave-ranks", daemon=True)
+
+    def destroy() -> None:
+        try:
+            distributed.destroy_process_group()
+        # the group is gone in any case: a rank failed, or it was aborted
+        except Exception as error:  # noqa: BLE001
+            _log.warning("leaving the process group: %s", error)
+
+    leaving = threading.Thread(target=destroy, name="leave-ranks", daemon=True)
     leaving.start()
     leaving.join(_LEAVE_SECONDS)
     if leaving.is_alive():
         abort()
         leaving.join(_LEAVE_SECONDS)
     return not leaving.is_alive()
-
-
-def _destroy() -> None:
-    try:
-        distributed.destroy_process_group()
-    # the group is gone in any case: a rank failed, or it was aborted
-    except Exception as error:  # noqa: BLE001
-        _log.warning("leaving the process group: %s", error)
 
 
 def abort() -> None:
