@@ -17,26 +17,24 @@ copied to a GPU from pinned memory on a separate stream while the previous step 
 
 import hashlib
 import json
-import queue
-import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import DataLoader, Dataset
 
 from autotune.config.build import build_partial
 from autotune.config.schema import TrialConfig
 from autotune.errors import AutotuneError, DataError
 from autotune.training.device import free_memory_bytes
-
-_FITS_FRACTION = 0.5
-"""Largest fraction of the device's free memory that data kept on the device may take."""
 
 
 @dataclass(frozen=True)
@@ -149,60 +147,40 @@ def _load(config: TrialConfig) -> LoadedData:
     if not isinstance(splits, Mapping) or not {"train", "validation"} <= set(splits):
         found = list(splits) if isinstance(splits, Mapping) else type(splits).__name__
         raise DataError(
-            f"data: {name} returned {found}, accepted is a mapping with train, validation and"
+            f"data: {name} returned {found}; it must return a mapping with train, validation and"
             " optionally test and transform"
         )
-    transform = splits.get("transform", _unchanged)
-    if not callable(transform):
-        raise DataError(
-            f"data: {name}: transform: found {type(transform).__name__}, accepted is something that"
-            " can be called"
-        )
+    train = splits["train"]
     checked = {
         split: _split(splits[split], f"data: {name}: {split}")
         for split in ("train", "validation", "test")
         if split in splits
     }
-    train = splits["train"]
-    is_mapped = isinstance(train, tuple | list) and isinstance(train[0], np.memmap)
     return LoadedData(
         checked["train"],
         checked["validation"],
         checked.get("test"),
-        transform,
-        is_mapped,
-        _checksum(checked),
+        splits.get("transform", lambda inputs: inputs),
+        is_mapped=isinstance(train, tuple | list) and isinstance(train[0], np.memmap),
+        checksum=_checksum(checked),
     )
 
 
-def _unchanged(given: Any) -> Any:
-    return given
-
-
 def _split(given: Any, where: str) -> Split:
-    if isinstance(given, Dataset):
-        given = _read(given, where)
-    if not isinstance(given, tuple | list) or len(given) != 2:
-        raise DataError(
-            f"{where}: found {type(given).__name__}, accepted is a pair (inputs, targets) or a"
-            " map-style Dataset"
-        )
     try:
+        if isinstance(given, Dataset):
+            size = len(given)  # type: ignore[arg-type]  # map-style by contract
+            given = next(iter(DataLoader(given, batch_size=size)))
         inputs, targets = (_tensor(array) for array in given)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except Exception as error:
         raise DataError(
-            f"{where}: found {type(given[0]).__name__} and {type(given[1]).__name__}, accepted are"
-            " tensors or arrays"
+            f"{where}: a {type(given).__name__} cannot be read as a pair (inputs, targets) of"
+            f" tensors or arrays: {type(error).__name__}: {' '.join(str(error).split())}"
         ) from error
-    if inputs.ndim == 0 or targets.ndim == 0:
+    if inputs.ndim == 0 or targets.ndim == 0 or not len(inputs) == len(targets) > 0:
         raise DataError(
-            f"{where}: found a single number, accepted are inputs [samples, ...] and targets"
-            " [samples, ...]"
-        )
-    if len(inputs) != len(targets) or len(inputs) == 0:
-        raise DataError(
-            f"{where}: found {len(inputs)} inputs and {len(targets)} targets, accepted is the same"
-            " number, at least one"
+            f"{where}: found inputs {list(inputs.shape)} and targets {list(targets.shape)}; both"
+            " need the same number of samples, at least one"
         )
     return Split(inputs, targets)
 
@@ -218,18 +196,6 @@ def _tensor(array: Any) -> torch.Tensor:
         return torch.as_tensor(array).detach().cpu()
 
 
-def _read(dataset: Dataset[Any], where: str) -> Any:
-    try:
-        size = len(dataset)  # type: ignore[arg-type]  # map-style by contract
-        return next(iter(DataLoader(dataset, batch_size=size, collate_fn=default_collate)))
-    except Exception as error:
-        name = type(dataset).__name__
-        raise DataError(
-            f"{where}: reading {name} failed: {type(error).__name__}:"
-            f" {' '.join(str(error).split())}"
-        ) from error
-
-
 def _checksum(splits: Mapping[str, Split]) -> str:
     digest = hashlib.sha256()
     for name, split in splits.items():
@@ -241,14 +207,14 @@ def _checksum(splits: Mapping[str, Split]) -> str:
 
 
 def fits_on(device: torch.device, data: LoadedData | Split) -> bool:
-    """Whether the data set, or a split, can be kept on the device.
+    """Whether the data set, or a split, can be kept on the device: in half of its free memory.
 
     For the CPU, whether it is not mapped from a file.
     """
     free = free_memory_bytes(device)
     if free is None:
         return isinstance(data, Split) or not data.is_mapped
-    return data.num_bytes <= free * _FITS_FRACTION
+    return data.num_bytes <= free / 2
 
 
 class Batch(NamedTuple):
@@ -282,12 +248,9 @@ def sample_order(
         order = torch.randperm(num_samples, generator=generator)
         last = min(steps_per_epoch, total_steps - step)
         if first_step < step + last:
-            moved = (
-                order.pin_memory().to(device, non_blocking=True)
-                if device.type == "cuda"
-                else order.to(device)
-            )
-            batches = torch.split(moved, batch_size)
+            if device.type == "cuda":
+                order = order.pin_memory()
+            batches = torch.split(order.to(device, non_blocking=True), batch_size)
             yield from batches[max(0, first_step - step) : last]
 
 
@@ -316,19 +279,26 @@ def host_batches(
     """
     pinned = device.type == "cuda"
     if num_workers == 0:
-        gathered: Generator[Batch] = _ahead(
-            (_pinned(_gather(split, samples), pinned) for samples in order), prefetch_batches
-        )
+        gathered = _ahead((_gather(split, samples, pinned) for samples in order), prefetch_batches)
     else:
-        gathered = _by_processes(split, order, num_workers, prefetch_batches, pinned)
+        loader = DataLoader(
+            _Rows(split),
+            sampler=(samples.tolist() for samples in order),
+            batch_size=None,  # the sampler has whole batches
+            num_workers=num_workers,
+            prefetch_factor=prefetch_batches,
+            pin_memory=pinned,
+        )
+        gathered = (batch for batch in loader)
     with closing(gathered):
-        yield from _moved_ahead(gathered, device)
+        yield from _moved_ahead(gathered, device) if pinned else gathered
 
 
-def _gather(split: Split, samples: torch.Tensor) -> Batch:
-    return Batch(
+def _gather(split: Split, samples: torch.Tensor, pinned: bool = False) -> Batch:
+    batch = Batch(
         _selected_rows(split.inputs, samples), split.targets.index_select(0, samples), samples
     )
+    return Batch(*(tensor.pin_memory() for tensor in batch)) if pinned else batch
 
 
 def _selected_rows(inputs: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
@@ -338,42 +308,16 @@ def _selected_rows(inputs: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
     return inputs.index_select(0, samples)
 
 
-def _pinned(batch: Batch, pinned: bool) -> Batch:
-    return Batch(*(tensor.pin_memory() for tensor in batch)) if pinned else batch
-
-
 def _ahead(batches: Iterator[Batch], num_batches: int) -> Generator[Batch]:
-    """Yield batches that a thread takes from an iterator, at most ``num_batches`` ahead of the
-    consumer.
-    """
-    ready: queue.Queue[Batch | BaseException | None] = queue.Queue(num_batches)
-    ended = threading.Event()
-
-    def fill() -> None:
-        last: BaseException | None = None
-        try:
-            for batch in batches:
-                ready.put(batch)
-                if ended.is_set():
-                    return
-        except BaseException as error:  # noqa: BLE001  # the consumer raises it again
-            last = error
-        ready.put(last)
-
-    thread = threading.Thread(target=fill, name="batches", daemon=True)
-    thread.start()
+    """Yield batches that a thread takes from an iterator, ``num_batches`` ahead of the consumer."""
+    thread = ThreadPoolExecutor(1, "batches")
     try:
-        while (batch := ready.get()) is not None:
-            if isinstance(batch, BaseException):
-                raise batch
+        coming = deque(thread.submit(next, batches, None) for _ in range(num_batches))
+        while (batch := coming.popleft().result()) is not None:
+            coming.append(thread.submit(next, batches, None))
             yield batch
     finally:
-        ended.set()
-        while thread.is_alive():
-            try:
-                ready.get(timeout=0.05)  # unblocks a put that waits for a free place
-            except queue.Empty:
-                continue
+        thread.shutdown(cancel_futures=True)
 
 
 class _Rows(Dataset[Batch]):
@@ -382,79 +326,29 @@ class _Rows(Dataset[Batch]):
     def __init__(self, split: Split) -> None:
         self._split = split
 
-    def __getitem__(self, sample: int) -> Batch:
-        return self.__getitems__([sample])
-
-    def __getitems__(self, samples: list[int]) -> Batch:
+    def __getitem__(self, samples: list[int]) -> Batch:
         return _gather(self._split, torch.tensor(samples))
 
 
-class _Order(Sampler[list[int]]):
-    """The sample indices of all batches as a Sampler; can be iterated only once."""
-
-    def __init__(self, order: Iterator[torch.Tensor]) -> None:
-        self._order = order
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return (samples.tolist() for samples in self._order)
-
-
-def _by_processes(
-    split: Split,
-    order: Iterator[torch.Tensor],
-    num_workers: int,
-    prefetch_batches: int,
-    pinned: bool,
-) -> Generator[Batch]:
-    """Yield batches that worker processes gather, in the given order."""
-    yield from DataLoader(
-        _Rows(split),
-        batch_sampler=_Order(order),
-        num_workers=num_workers,
-        prefetch_factor=prefetch_batches,
-        pin_memory=pinned,
-        collate_fn=_unchanged,
-    )
-
-
 def _moved_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yield batches moved to the device.
+    """Yield batches moved to a GPU, each copied on a separate stream while the GPU trains on the
+    previous batch.
 
-    A GPU copies each batch on a separate stream while it trains on the previous batch.
+    The training's stream waits until a copy has completed, the host does not wait.
     """
-    if device.type != "cuda":
-        yield from batches
-        return
     # missing in torch's stubs
     copy_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     coming: tuple[Batch, torch.cuda.Event] | None = None
-    for batch in batches:
-        previous, coming = coming, _copied(batch, device, copy_stream)
-        if previous is not None:
-            yield _arrived(*previous)
-    if coming is not None:
-        yield _arrived(*coming)
-
-
-def _copied(
-    batch: Batch, device: torch.device, copy_stream: torch.cuda.Stream
-) -> tuple[Batch, torch.cuda.Event]:
-    """Start the copy of a batch to the device: the copy, and the event that marks its
-    completion.
-    """
-    with torch.cuda.stream(copy_stream):
-        return (
-            Batch(*(tensor.to(device, non_blocking=True) for tensor in batch)),
-            copy_stream.record_event(),
-        )
-
-
-def _arrived(batch: Batch, arrival: torch.cuda.Event) -> Batch:
-    """The batch, ready for the current stream: the stream waits until the copy has completed,
-    the host does not wait.
-    """
-    current = torch.cuda.current_stream()
-    current.wait_event(arrival)
-    for tensor in batch:
-        tensor.record_stream(current)
-    return batch
+    for batch in chain(batches, [None]):
+        moved = coming
+        if batch is not None:
+            with torch.cuda.stream(copy_stream):
+                copies = Batch(*(tensor.to(device, non_blocking=True) for tensor in batch))
+                coming = copies, copy_stream.record_event()
+        if moved is not None:
+            copies, arrival = moved
+            current = torch.cuda.current_stream()
+            current.wait_event(arrival)
+            for tensor in copies:
+                tensor.record_stream(current)
+            yield copies

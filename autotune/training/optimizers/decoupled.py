@@ -8,13 +8,31 @@ batch size and momentum instead of against them.
 divided by that gradient (SGD) or by its sign (AdamW). ``weight_decay`` is the fraction of a weight
 that is lost over the same samples at the highest learning rate, whatever that rate is: it fixes
 learning rate times torch's ``weight_decay``. The learning-rate schedule scales both.
+
+``bias_lr_scale`` and ``head_lr_scale`` are the learning rates of biases and norms, and of the last
+layer, as multiples of ``lr``; ``decay_biases`` says whether biases and norms decay too.
+
+Parameters are of several kinds: ``filters`` are the matrices and convolution filters between input
+and output, ``head`` the weights of the last layer, ``embeddings`` those of embedding layers,
+``biases`` all biases and the scales and shifts of norms, ``whitening_bias`` the bias of a frozen
+first layer, which only a model that has one can name.
 """
+
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
 
 from autotune.errors import ConfigError
-from autotune.training.optimizers.groups import REFERENCE_SAMPLES, scaled_groups
+from autotune.training.techniques.technique import head_of
+
+KINDS = ("filters", "head", "embeddings", "biases", "whitening_bias")
+BIAS_KINDS = ("biases", "whitening_bias")
+"""Kinds of parameters without weight decay unless ``decay_biases`` is set."""
+
+REFERENCE_SAMPLES = 1024
+"""Number of samples that learning rates and weight decays are stated for."""
 
 
 def sgd(
@@ -24,11 +42,9 @@ def sgd(
     lr: float,
     momentum: float,
     weight_decay: float,
-    bias_lr_scale: float,
-    head_lr_scale: float,
-    decay_biases: bool,
     fused: bool | None = None,
     foreach: bool | None = None,
+    **scales: Any,
 ) -> torch.optim.SGD:
     """SGD with Nesterov momentum, or plain SGD where ``momentum`` is 0.
 
@@ -43,19 +59,15 @@ def sgd(
     1. Its losses are summed over the batch: a rate r there is r B for the mean losses here, that is
     ``lr`` = 1024 r / (1 - m).
     """
-    _check_momentum("momentum", momentum)
+    if not 0 <= momentum < 1:
+        raise ConfigError(f"optimizer.momentum: found {momentum}, accepted is 0 to below 1")
     step_share = batch_size / REFERENCE_SAMPLES * (1 - momentum)
-    groups = scaled_groups(
-        model,
-        step_share,
-        lr,
-        weight_decay,
-        bias_lr_scale=bias_lr_scale,
-        head_lr_scale=head_lr_scale,
-        decay_biases=decay_biases,
-    )
     return torch.optim.SGD(
-        groups, momentum=momentum, nesterov=momentum > 0, fused=fused, foreach=foreach
+        scaled_groups(model, step_share, lr, weight_decay, **scales),
+        momentum=momentum,
+        nesterov=momentum > 0,
+        fused=fused,
+        foreach=foreach,
     )
 
 
@@ -67,11 +79,9 @@ def adamw(
     beta1: float,
     beta2: float,
     weight_decay: float,
-    bias_lr_scale: float,
-    head_lr_scale: float,
-    decay_biases: bool,
     fused: bool | None = None,
     foreach: bool | None = None,
+    **scales: Any,
 ) -> torch.optim.AdamW:
     """AdamW; its momentum ``beta1`` does not change how far the weights move along a constant
     gradient.
@@ -84,21 +94,126 @@ def adamw(
     "How to set AdamW's weight decay as you scale model and dataset size" (2024), for the decay held
     fixed per sample.
     """
-    for key, value in (("beta1", beta1), ("beta2", beta2)):
-        _check_momentum(key, value)
-    step_share = batch_size / REFERENCE_SAMPLES
-    groups = scaled_groups(
-        model,
-        step_share,
-        lr,
-        weight_decay,
-        bias_lr_scale=bias_lr_scale,
-        head_lr_scale=head_lr_scale,
-        decay_biases=decay_biases,
-    )
+    groups = scaled_groups(model, batch_size / REFERENCE_SAMPLES, lr, weight_decay, **scales)
     return torch.optim.AdamW(groups, betas=(beta1, beta2), fused=fused, foreach=foreach)
 
 
-def _check_momentum(key: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise ConfigError(f"optimizer.{key}: found {value}, accepted is 0 to below 1")
+def scaled_groups(
+    model: nn.Module,
+    step_share: float,
+    lr: float,
+    weight_decay: float,
+    *,
+    bias_lr_scale: float,
+    head_lr_scale: float,
+    decay_biases: bool,
+) -> list[dict[str, Any]]:
+    """Param groups as torch's optimizers take them: one for each kind of parameters, with the kind
+    as its ``name``.
+
+    Args:
+        model: the model whose parameters are grouped.
+        step_share: what one step takes of ``lr`` and ``weight_decay``, which are stated for
+            ``REFERENCE_SAMPLES``.
+        lr: learning rate.
+        weight_decay: fraction of a weight that weight decay takes at that rate.
+        bias_lr_scale: learning rate of biases and norms as a multiple of ``lr``.
+        head_lr_scale: learning rate of the head as a multiple of ``lr``.
+        decay_biases: whether biases and norms decay too.
+    """
+    scales = {"head": head_lr_scale, **dict.fromkeys(BIAS_KINDS, bias_lr_scale)}
+    decays = {
+        kind: weight_decay * step_share if decay_biases or kind not in BIAS_KINDS else 0.0
+        for kind in KINDS
+    }
+    return [
+        param_group(
+            kind,
+            parameters,
+            lr=lr * step_share * scales.get(kind, 1.0),
+            decay_fraction=decays[kind],
+        )
+        for kind, parameters in parameters_by_kind(model).items()
+    ]
+
+
+def param_group(
+    kind: str, parameters: list[nn.Parameter], *, lr: float, decay_fraction: float, **settings: Any
+) -> dict[str, Any]:
+    """One param group, whose ``weight_decay`` takes ``decay_fraction`` of a weight in a step at
+    learning rate ``lr``.
+
+    Raises:
+        ConfigError: the learning rate or the lost fraction is below 0.
+    """
+    if lr < 0 or decay_fraction < 0:
+        key, value = ("lr", lr) if lr < 0 else ("weight_decay", decay_fraction)
+        raise ConfigError(f"optimizer: the {key} of {kind} is {value}, accepted is 0 and above")
+    return {
+        "name": kind,
+        "params": parameters,
+        "lr": lr,
+        "weight_decay": decay_fraction / lr if lr > 0 else 0.0,
+        **settings,
+    }
+
+
+def parameters_by_kind(model: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """All parameters of a model by kind, frozen ones too since they may be unfrozen.
+
+    Kinds without parameters are left out.
+
+    A model that has a method ``parameter_groups()`` decides by itself. For any other model, the
+    head is the last linear or convolutional layer that it registered, unless that shares its
+    weights with an embedding, and a parameter that has fewer than two dimensions or belongs to a
+    norm is a bias.
+
+    Raises:
+        ConfigError: the model names an unknown kind, or leaves out parameters that are trained.
+    """
+    model_groups = getattr(model, "parameter_groups", None)
+    groups = _groups_by_layer(model) if model_groups is None else dict(model_groups())
+    if unknown := [kind for kind in groups if kind not in KINDS]:
+        raise ConfigError(
+            f"model: parameter_groups() has {', '.join(unknown)}; its kinds are {', '.join(KINDS)}"
+        )
+    grouped = {id(parameter) for group in groups.values() for parameter in group}
+    if missing := [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and id(parameter) not in grouped
+    ]:
+        raise ConfigError(
+            f"model: parameter_groups() leaves out {', '.join(missing)}, which are trained"
+        )
+    return {kind: list(groups[kind]) for kind in KINDS if groups.get(kind)}
+
+
+def _groups_by_layer(model: nn.Module) -> dict[str, list[nn.Parameter]]:
+    head = head_of(model)
+    # their scales may have two or more dimensions
+    norms = [module for module in model.modules() if hasattr(module, "normalized_shape")]
+    owned = {
+        "head": _own_parameters([] if head is None else [model.get_submodule(head)]),
+        "embeddings": _own_parameters(
+            module
+            for module in model.modules()
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        ),
+        "biases": _own_parameters(norms),
+    }
+    groups: dict[str, list[nn.Parameter]] = {kind: [] for kind in KINDS}
+    for parameter in model.parameters():
+        if parameter.ndim < 2:
+            kind = "biases"
+        else:
+            kind = next(
+                (owner for owner in ("biases", "embeddings", "head") if parameter in owned[owner]),
+                "filters",
+            )
+        groups[kind].append(parameter)
+    return groups
+
+
+def _own_parameters(modules: Iterable[nn.Module]) -> set[nn.Parameter]:
+    return {parameter for module in modules for parameter in module.parameters(recurse=False)}

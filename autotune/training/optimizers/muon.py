@@ -7,7 +7,12 @@ warm-up nor another value for every layer. It is ``torch.optim.Muon``; this modu
 convolution filters as matrices, and trains all other parameters with AdamW or SGD.
 
 Learning rates and weight decays are stated for 1,024 samples, as in
-``autotune.training.optimizers.decoupled``.
+``autotune.training.optimizers.decoupled``. ``lr``, ``momentum``, ``ns_steps`` and
+``ns_coefficients`` (Newton-Schulz iterations, and the coefficients of their polynomial) are Muon's:
+a step of B samples moves a matrix by lr B / 1024 times a matrix whose singular values are near 1,
+and by the root of rows / columns times as much if it has more rows than columns. With
+``rescale_filters`` each matrix's Frobenius norm is set to the root of its number of rows before
+each step; ``lr`` is then nearly a filter bank's relative change in 1,024 samples.
 
 Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024),
 kellerjordan.github.io/posts/muon, as torch.optim.Muon. Convolutions, rescaled filters and the param
@@ -15,14 +20,14 @@ groups of the other optimizer follow github.com/KellerJordan/cifar10-airbench, a
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from autotune.errors import ConfigError
-from autotune.training.optimizers.groups import (
+from autotune.training.optimizers.decoupled import (
     BIAS_KINDS,
     REFERENCE_SAMPLES,
     param_group,
@@ -35,12 +40,7 @@ def muon_adamw(
     model: nn.Module,
     *,
     batch_size: int,
-    lr: float,
-    momentum: float,
     weight_decay: float,
-    ns_steps: int,
-    ns_coefficients: Sequence[float],
-    rescale_filters: bool,
     adamw_lr: float,
     beta1: float,
     beta2: float,
@@ -49,69 +49,35 @@ def muon_adamw(
     decay_biases: bool,
     fused: bool | None = None,
     foreach: bool | None = None,
-) -> "JoinedOptimizer":
+    **settings: Any,
+) -> "Muon":
     """Muon for filters and matrices, AdamW for head, embeddings, biases and norms.
 
-    Args:
-        model: the model that is trained.
-        batch_size: samples in a step.
-        lr: Muon's learning rate for 1,024 samples: a step of B samples moves a matrix by lr B /
-            1024 times a matrix whose singular values are near 1, and by the root of rows / columns
-            times as much if it has more rows than columns.
-        momentum: Muon's momentum.
-        weight_decay: fraction of a weight that is lost in 1,024 samples, under Muon and AdamW
-            alike.
-        ns_steps: number of Newton-Schulz iterations towards an orthogonal matrix.
-        ns_coefficients: the three coefficients of the Newton-Schulz polynomial.
-        rescale_filters: whether each matrix's Frobenius norm is set to the root of its number of
-            rows before each step.
-        adamw_lr: AdamW's learning rate of embeddings for 1,024 samples.
-        beta1: AdamW's decay rate of the mean of gradients.
-        beta2: AdamW's decay rate of the mean of squared gradients.
-        bias_lr_scale: learning rate of biases and norms as a multiple of ``adamw_lr``.
-        head_lr_scale: learning rate of the head as a multiple of ``adamw_lr``.
-        decay_biases: whether biases and norms decay too.
-        fused: passed to ``torch.optim.AdamW``.
-        foreach: passed to ``torch.optim.AdamW``.
+    ``weight_decay`` is that of both, ``adamw_lr`` the learning rate of embeddings; ``settings`` are
+    Muon's.
     """
-    step_share = batch_size / REFERENCE_SAMPLES
     groups = scaled_groups(
         model,
-        step_share,
+        batch_size / REFERENCE_SAMPLES,
         adamw_lr,
         weight_decay,
         bias_lr_scale=bias_lr_scale,
         head_lr_scale=head_lr_scale,
         decay_biases=decay_biases,
     )
-    other_groups = [group for group in groups if group["name"] != "filters"]
-    muon = _filter_muon(
-        model,
-        step_share,
-        lr=lr,
-        weight_decay=weight_decay,
-        rescale=rescale_filters,
-        momentum=momentum,
-        ns_steps=ns_steps,
-        ns_coefficients=ns_coefficients,
+    others = [group for group in groups if group["name"] != "filters"]
+    adamw = (
+        torch.optim.AdamW(others, betas=(beta1, beta2), fused=fused, foreach=foreach)
+        if others
+        else None
     )
-    if not other_groups:
-        return JoinedOptimizer([muon])
-    return JoinedOptimizer(
-        [muon, torch.optim.AdamW(other_groups, betas=(beta1, beta2), fused=fused, foreach=foreach)]
-    )
+    return _with_muon(model, adamw, batch_size, weight_decay=weight_decay, **settings)
 
 
 def muon_sgd(
     model: nn.Module,
     *,
     batch_size: int,
-    lr: float,
-    momentum: float,
-    weight_decay: float,
-    ns_steps: int,
-    ns_coefficients: Sequence[float],
-    rescale_filters: bool,
     bias_lr: float,
     head_lr: float,
     whitening_bias_lr: float,
@@ -121,9 +87,14 @@ def muon_sgd(
     decay_biases: bool,
     fused: bool | None = None,
     foreach: bool | None = None,
-) -> "JoinedOptimizer":
+    **settings: Any,
+) -> "Muon":
     """Muon for filters and matrices, SGD with Nesterov momentum for all other parameters: the
     optimizer of the CIFAR-10 speed records.
+
+    SGD's learning rates (``head_lr`` is that of head and embeddings) and ``sgd_weight_decay`` are
+    those of ``autotune.training.optimizers.decoupled.sgd``. A whitening layer's bias is trained in
+    ``whitening_bias_fraction`` of the steps, by a schedule of its own. ``settings`` are Muon's.
 
     To convert settings of those records: their losses are summed over the batch and their learning
     rates are those of one step. With their rate r, a weight moves by r times the sum of the
@@ -132,29 +103,6 @@ def muon_sgd(
     = 1024 r / (1 - m): 0.053 with momentum 0.85 becomes 362. Their product of rate and weight decay
     is c B in a step, hence ``sgd_weight_decay`` = 1024 c / (1 - m). Muon's updates do not depend on
     the size of the loss: its rate r becomes ``lr`` = 1024 r / B.
-
-    Args:
-        model: the model that is trained.
-        batch_size: samples in a step.
-        lr: Muon's learning rate, as for ``muon_adamw``; with ``rescale_filters``, nearly a filter
-            bank's relative change in 1,024 samples.
-        momentum: Muon's momentum.
-        weight_decay: fraction of a weight that is lost in 1,024 samples under Muon.
-        ns_steps: number of Newton-Schulz iterations towards an orthogonal matrix.
-        ns_coefficients: the three coefficients of the Newton-Schulz polynomial.
-        rescale_filters: whether each matrix's Frobenius norm is set to the root of its number of
-            rows before each step.
-        bias_lr: learning rate of biases and norms, as ``lr`` of
-            ``autotune.training.optimizers.decoupled.sgd``.
-        head_lr: learning rate of head and embeddings, as ``bias_lr``.
-        whitening_bias_lr: learning rate of a whitening layer's bias, as ``bias_lr``.
-        whitening_bias_fraction: fraction of the steps in which the whitening layer's bias is
-            trained, by a schedule of its own.
-        sgd_momentum: SGD's momentum.
-        sgd_weight_decay: fraction of a weight that is lost in 1,024 samples under SGD.
-        decay_biases: whether biases and norms decay too.
-        fused: passed to ``torch.optim.SGD``.
-        foreach: passed to ``torch.optim.SGD``.
     """
     sgd_share = batch_size / REFERENCE_SAMPLES * (1 - sgd_momentum)
     rates = {
@@ -163,162 +111,116 @@ def muon_sgd(
         "biases": bias_lr,
         "whitening_bias": whitening_bias_lr,
     }
-    other_groups = []
-    for kind, parameters in parameters_by_kind(model).items():
-        if kind in rates:
-            decay = sgd_weight_decay if decay_biases or kind not in BIAS_KINDS else 0.0
-            schedule = (
-                {"schedule_fraction": whitening_bias_fraction} if kind == "whitening_bias" else {}
-            )
-            other_groups.append(
-                param_group(
-                    kind,
-                    parameters,
-                    lr=rates[kind] * sgd_share,
-                    decay_fraction=decay * sgd_share,
-                    **schedule,
-                )
-            )
-    muon = _filter_muon(
-        model,
-        batch_size / REFERENCE_SAMPLES,
-        lr=lr,
-        weight_decay=weight_decay,
-        rescale=rescale_filters,
-        momentum=momentum,
-        ns_steps=ns_steps,
-        ns_coefficients=ns_coefficients,
+    schedules = {"whitening_bias": {"schedule_fraction": whitening_bias_fraction}}
+    others = [
+        param_group(
+            kind,
+            parameters,
+            lr=rates[kind] * sgd_share,
+            decay_fraction=(
+                sgd_weight_decay * sgd_share if decay_biases or kind not in BIAS_KINDS else 0.0
+            ),
+            **schedules.get(kind, {}),
+        )
+        for kind, parameters in parameters_by_kind(model).items()
+        if kind in rates
+    ]
+    sgd = (
+        torch.optim.SGD(
+            others, momentum=sgd_momentum, nesterov=sgd_momentum > 0, fused=fused, foreach=foreach
+        )
+        if others
+        else None
     )
-    if not other_groups:
-        return JoinedOptimizer([muon])
-    sgd = torch.optim.SGD(
-        other_groups, momentum=sgd_momentum, nesterov=sgd_momentum > 0, fused=fused, foreach=foreach
-    )
-    return JoinedOptimizer([muon, sgd])
+    return _with_muon(model, sgd, batch_size, **settings)
 
 
-def _filter_muon(
+def _with_muon(
     model: nn.Module,
-    step_share: float,
+    others: torch.optim.Optimizer | None,
+    batch_size: int,
     *,
     lr: float,
     weight_decay: float,
-    rescale: bool,
-    momentum: float,
-    ns_steps: int,
     ns_coefficients: Sequence[float],
-) -> "FilterMuon":
+    rescale_filters: bool,
+    **settings: Any,
+) -> "Muon":
     filters = parameters_by_kind(model).get("filters")
     if not filters:
         raise ConfigError(
             "optimizer: muon needs a model with matrices or filters other than its head and"
             " embeddings"
         )
-    if len(ns_coefficients) != 3:
-        raise ConfigError(
-            f"optimizer.ns_coefficients: found {list(ns_coefficients)}, accepted are three numbers"
-        )
+    step_share = batch_size / REFERENCE_SAMPLES
     group = param_group(
         "filters", filters, lr=lr * step_share, decay_fraction=weight_decay * step_share
     )
-    return FilterMuon(
-        [group],
-        rescale=rescale,
-        momentum=momentum,
-        ns_steps=ns_steps,
+    return Muon(
+        group,
+        others,
+        rescale=rescale_filters,
         ns_coefficients=tuple(ns_coefficients),
         nesterov=True,
+        **settings,
     )
 
 
-class FilterMuon(torch.optim.Optimizer):
+class Muon(torch.optim.Optimizer):
     """torch's Muon for parameters ``[rows, ...]`` of two or more dimensions, each taken as a matrix
-    ``[rows, columns]``.
+    ``[rows, columns]``, and another optimizer for all other parameters.
 
     Muon works on views that share the parameters' memory. A view has a parameter's further
     dimensions in the order of its memory (height, width, channels for channels-last filters), since
     orthogonalising does not depend on the order of columns. Settings and momenta belong to this
-    optimizer, by parameter, and are handed to Muon for each step.
+    optimizer, by parameter, and are handed to Muon and to the other optimizer for each step.
 
     Args:
-        groups: param groups with ``lr`` and ``weight_decay``.
+        filters: param group of the matrices, with ``lr`` and ``weight_decay``.
+        others: optimizer of all other parameters; None if there are none.
         rescale: whether each matrix's Frobenius norm is set to the root of its number of rows
             before each step.
         settings: passed to ``torch.optim.Muon``.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], *, rescale: bool, **settings: Any) -> None:
-        views = {
-            parameter: nn.Parameter(matrix_view(parameter.detach()))
-            for group in groups
-            for parameter in group["params"]
-        }
-        muon_groups = [
-            {**group, "params": [views[parameter] for parameter in group["params"]]}
-            for group in groups
+    def __init__(
+        self,
+        filters: dict[str, Any],
+        others: torch.optim.Optimizer | None,
+        *,
+        rescale: bool,
+        **settings: Any,
+    ) -> None:
+        self._views = [
+            nn.Parameter(matrix_view(parameter.detach())) for parameter in filters["params"]
         ]
-        self._muon = torch.optim.Muon(muon_groups, **settings)
-        self._rescale = rescale
-        super().__init__(groups, self._muon.defaults)
+        self._muon = torch.optim.Muon([{**filters, "params": self._views}], **settings)
+        self._others, self._rescale = others, rescale
+        groups = [] if others is None else others.param_groups
+        super().__init__([{**self._muon.defaults, **filters}, *groups], {})
 
     @torch.no_grad()
-    # torch overloads it
-    def step(  # type: ignore[override]
-        self, closure: Callable[[], float] | None = None
-    ) -> float | None:
-        """Move each parameter along its orthogonalised momentum.
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch overloads it
+        """Move each matrix along its orthogonalised momentum, and all else by the other optimizer.
 
         Parameters without a gradient stay as they are.
         """
-        loss = _evaluate(closure)
+        filters, *others = self.param_groups
+        settings = {key: value for key, value in filters.items() if key != "params"}
+        self._muon.param_groups[0].update(settings)
         changed: list[torch.Tensor] = []
-        for group, muon_group in zip(self.param_groups, self._muon.param_groups, strict=True):
-            muon_group.update({key: value for key, value in group.items() if key != "params"})
-            for parameter, view in zip(group["params"], muon_group["params"], strict=True):
-                self._muon.state[view] = self.state[parameter]
-                if parameter.grad is not None:
-                    view.grad = _in_order_of(parameter, parameter.grad).reshape(view.shape)
-                    changed.append(view)
+        for parameter, view in zip(filters["params"], self._views, strict=True):
+            self._muon.state[view] = self.state[parameter]
+            if parameter.grad is not None:
+                view.grad = _in_order_of(parameter, parameter.grad).reshape(view.shape)
+                changed.append(view)
         if self._rescale and changed:
             rescale_to_unit_rows(changed)
         self._muon.step()  # type: ignore[no-untyped-call]  # missing in torch's stubs
         self._muon.zero_grad()  # a view of a gradient would keep its memory
-        return loss
-
-
-class JoinedOptimizer(torch.optim.Optimizer):
-    """Several optimizers as one, with the param groups of all in order, a common state and a common
-    step.
-
-    Whatever changes the groups or the state (a schedule, ``load_state_dict``) changes them for the
-    joined optimizers.
-    """
-
-    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
-        self._parts = tuple(parts)
-        super().__init__([group for part in parts for group in part.param_groups], {})
-
-    @torch.no_grad()
-    # torch overloads it
-    def step(  # type: ignore[override]
-        self, closure: Callable[[], float] | None = None
-    ) -> float | None:
-        """Take one step with each of the joined optimizers."""
-        loss = _evaluate(closure)
-        first = 0
-        for part in self._parts:
-            last = first + len(part.param_groups)
-            part.param_groups, part.state = self.param_groups[first:last], self.state
-            part.step()
-            first = last
-        return loss
-
-
-def _evaluate(closure: Callable[[], float] | None) -> float | None:
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
+        if self._others is not None:
+            self._others.param_groups, self._others.state = others, self.state
+            self._others.step()
 
 
 def matrix_view(tensor: torch.Tensor) -> torch.Tensor:

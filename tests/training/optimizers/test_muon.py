@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from autotune.errors import ConfigError
-from autotune.training.optimizers.muon import FilterMuon, JoinedOptimizer, muon_adamw, muon_sgd
+from autotune.training.optimizers.muon import Muon, muon_adamw, muon_sgd
 from autotune.training.schedules import linear
 from autotune.workloads.cnn import SimpleCNN
 
@@ -52,7 +52,7 @@ WITH_SGD: dict[str, Any] = {
     "sgd_weight_decay": 0.01,
     "decay_biases": True,
 }
-MakeJoined = Callable[[nn.Module], JoinedOptimizer]
+MakeJoined = Callable[[nn.Module], Muon]
 BOTH: list[MakeJoined] = [
     lambda model: muon_adamw(model, **WITH_ADAMW),
     lambda model: muon_sgd(model, **WITH_SGD),
@@ -121,7 +121,7 @@ def test_filters_learn_as_the_matrices_they_are_with_torchs_muon(
     usual = nn.Parameter(filters.detach().flatten(1).clone())
     settings = {"lr": 0.1, "weight_decay": 0.2}
     optimizers = [
-        FilterMuon([{"params": [filters], **settings}], rescale=False, **MUON),
+        Muon({"params": [filters], **settings}, None, rescale=False, **MUON),
         *(torch.optim.Muon([each], **settings, **MUON) for each in (matrix, usual)),
     ]
     for _ in range(4):
@@ -168,8 +168,3 @@ def test_a_model_without_filters_is_refused() -> None:
         ConfigError, match=r"^optimizer: muon needs a model with matrices or filters"
     ):
         muon_adamw(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), **WITH_ADAMW)
-    with pytest.raises(
-        ConfigError,
-        match=r"^optimizer.ns_coefficients: found \[1.0, 2.0\], accepted are three numbers$",
-    ):
-        muon_adamw(WhitenedCNN(), **WITH_ADAMW | {"ns_coefficients": [1.0, 2.0]})

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from autotune.training.optimizers.groups import parameters_by_kind, scaled_groups
+from autotune.training.optimizers.decoupled import parameters_by_kind, scaled_groups
 from autotune.workloads.cnn import SimpleCNN
 
 
