@@ -27,8 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.search.stored_trials import finished_results
-from autotune.search.study import read_study
+from autotune.search.study import finished_results, read_study
 from benchmarks.measuring import circumstances, write_result
 
 MAX_GROWTH = 1.3

@@ -24,8 +24,7 @@ from statistics import fmean
 from time import sleep
 
 from autotune.measurement import TrialResult
-from autotune.search.stored_trials import finished_results
-from autotune.search.study import read_study
+from autotune.search.study import finished_results, read_study
 from benchmarks.measuring import circumstances, median_of_ratios, write_result
 
 MAX_GROWTH = 1.2

@@ -40,8 +40,7 @@ from typing import Any
 
 from autotune.confirm.statistics import Ratio
 from autotune.measurement import Evaluation
-from autotune.search.stored_trials import finished_results
-from autotune.search.study import read_study
+from autotune.search.study import finished_results, read_study
 from benchmarks.measuring import circumstances, median_of_ratios, write_result
 
 MAX_OUTSIDE_RATIO = 0.2

@@ -34,7 +34,7 @@ from autotune.outcome import Outcome
 from autotune.recording import read_recording, write_recording
 from autotune.reporting.study_files import write_trials
 from autotune.search.encoding import UnitCube
-from autotune.search.stored_trials import create_trial_at
+from autotune.search.study import create_trial_at
 from autotune.space import SearchSpace, Suggestion
 from autotune.yaml_files import load_yaml
 from tests.support.fuzz import examples

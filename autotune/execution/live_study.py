@@ -29,13 +29,13 @@ from autotune.reporting.terminal import StudyDisplay
 from autotune.search.earlier_trials import first_points
 from autotune.search.samplers import PausingSampler
 from autotune.search.scheduler import Scheduler
+from autotune.search.storage import told_storage_errors
 from autotune.search.study import (
     Study,
     confirmations,
     open_study,
     store_race,
     stored_race,
-    told_storage_errors,
 )
 from autotune.space import Suggestion
 from autotune.tracking.tracker import (

@@ -9,7 +9,6 @@ reach the target has spent the objective's lower bound at its last evaluation.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from scipy.spatial.distance import pdist, squareform
@@ -18,17 +17,11 @@ from scipy.special import gammaln, stdtr
 from autotune.measurement import TrialResult
 from autotune.objective import BoundedObjective, Objective
 from autotune.outcome import Outcome
-from autotune.search.encoding import Array, Indices
+from autotune.search.encoding import Array
 from autotune.space import Suggestion
-
-FloatOrArray = TypeVar("FloatOrArray", float, Array)
 
 Key = tuple[str, ...]
 """Identifies a configuration, the same for all of its trials: ``Suggestion.key``."""
-
-_MAX_CONFIGURATIONS = 300
-"""Maximum number of configurations that estimate each other: the work grows with its cube.
-Others are estimated by their own runs alone."""
 
 
 def spent_by(result: TrialResult, objective: Objective) -> float:
@@ -112,7 +105,7 @@ class _Runs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Estimates:
+class Estimates:
     """The model's estimates for the configurations that have reached the target, as arrays
     ``[configurations]``.
     """
@@ -126,15 +119,77 @@ class _Estimates:
     """Expected scores, repeats that fall short of the target included."""
     believed: Array
     """Whether each configuration has enough runs to be the incumbent."""
-    noise_variance: float
+    noise_variance: float = math.nan
     """Variance of the logarithm of a configuration's score from run to run."""
-    num_repeats: float
+    num_repeats: float = 0.0
     """Degrees of freedom of the noise's estimate."""
-    first_run_weight: float
+    first_run_weight: float = 1.0
     """Fraction by which a new configuration's first run moves its estimate from the mean of all
     towards the run's own score."""
-    incumbent: float
-    first_run_to_win: float
+    incumbent: float = math.inf
+    """The incumbent's expected score, on the scale of a run that reaches the target.
+
+    The incumbent has the best expected score among the configurations with several runs, or
+    among all if there are none: the best of many first runs is a lucky one. Its chance of
+    reaching the target counts only by how it differs from that of a configuration with one run,
+    which did.
+
+    Source: the idea of intensification in SMAC (Hutter, Hoos and Leyton-Brown, 2011): a
+    would-be incumbent is run again first."""
+    first_run_to_win: float = math.inf
+    """Score that a new configuration's first run must beat to make it the incumbent. It is below
+    the incumbent's, since the estimate after a good first run is pulled towards the mean of all
+    configurations."""
+
+    @property
+    def best(self) -> Key | None:
+        """The configuration that is expected to be the best; None if there is none."""
+        return self.keys[int(self.expected.argmin())] if self.keys else None
+
+    @property
+    def challenger(self) -> Key | None:
+        """``best`` if its first run alone says so and it needs another one, else None."""
+        return None if not self.keys or self.believed[self.expected.argmin()] else self.best
+
+    def by_key(self) -> dict[Key, float]:
+        """The expected score of every configuration that has reached the target."""
+        return dict(zip(self.keys, self.expected.tolist(), strict=True))
+
+    def log_gains_of_repeats(self, least: float = 0.0) -> Iterator[tuple[Key, float]]:
+        """Logarithm of the expected gain, per unit of score spent, of running each configuration
+        once more, the highest first.
+
+        Configurations with a gain below ``least`` are left out. The gain is the logarithm of the
+        ratio by which the configuration picked after the run is better than the one picked now: the
+        knowledge gradient, with the noise's variance unknown. Empty with fewer than two
+        configurations, which leave nothing to pick from.
+
+        Source: Frazier, Powell and Dayanik, "The knowledge-gradient policy for correlated normal
+        beliefs" (2009), for independent beliefs; Chick, Branke and Schmidt, "Sequential sampling to
+        myopically maximize the expected value of information" (2010), section 3, for Student's t in
+        place of the normal.
+        """
+        if len(self.keys) < 2:
+            return
+        values = np.log(self.expected)
+        best, second = np.sort(values)[:2]
+        gaps = np.where(values == best, second - best, values - best)
+        change = self.variances / np.sqrt(self.variances + self.noise_variance)
+        gains = change * _expected_excess(gaps / change, self.num_repeats)
+        logs = np.log(np.maximum(gains, 1e-300)) - values
+        candidates = np.flatnonzero(np.logical_and(self.is_inside, gains >= least))
+        for index in candidates[np.argsort(-logs[candidates], kind="stable")]:
+            yield self.keys[index], float(logs[index])
+
+
+_NO_VALUES = np.zeros(0)
+_NOTHING_KNOWN = Estimates(
+    keys=[],
+    is_inside=_NO_VALUES,
+    variances=_NO_VALUES,
+    expected=_NO_VALUES,
+    believed=_NO_VALUES,
+)
 
 
 class ExpectedScores:
@@ -153,7 +208,7 @@ class ExpectedScores:
 
     def __init__(self) -> None:
         self._runs: dict[Key, _Runs] = {}
-        self._cached: _Estimates | None = None
+        self._cached: Estimates | None = None
 
     def add(
         self,
@@ -187,106 +242,15 @@ class ExpectedScores:
         """Whether a run of the configuration has reached the target."""
         return key in self._runs and self._runs[key].num_reached > 0
 
-    def by_key(self) -> dict[Key, float]:
-        """The expected score of every configuration that has reached the target."""
-        return (
-            dict(zip(self._known.keys, self._known.expected.tolist(), strict=True))
-            if self._known is not None
-            else {}
-        )
-
     @property
-    def incumbent(self) -> float:
-        """The incumbent's expected score, on the scale of a run that reaches the target.
-
-        Infinite without an incumbent.
-
-        The incumbent has the best expected score among the configurations with several runs, or
-        among all if there are none: the best of many first runs is a lucky one. Its chance of
-        reaching the target counts only by how it differs from that of a configuration with one run,
-        which did.
-
-        Source: the idea of intensification in SMAC (Hutter, Hoos and Leyton-Brown, 2011): a
-        would-be incumbent is run again first.
-        """
-        return math.inf if self._known is None else self._known.incumbent
-
-    @property
-    def best(self) -> Key | None:
-        """The configuration that is expected to be the best.
-
-        None before any has reached the target.
-        """
-        known = self._known
-        return None if known is None else known.keys[int(known.expected.argmin())]
-
-    @property
-    def challenger(self) -> Key | None:
-        """``best`` if its first run alone says so and it needs another one, else None."""
-        known = self._known
-        return None if known is None or known.believed[known.expected.argmin()] else self.best
-
-    @property
-    def first_run_to_win(self) -> float:
-        """Score that a new configuration's first run must beat to make it the incumbent.
-
-        Infinite without an incumbent.
-
-        The score is below the incumbent's, since the estimate after a good first run is pulled
-        towards the mean of all configurations.
-        """
-        return math.inf if self._known is None else self._known.first_run_to_win
-
-    @property
-    def first_run_weight(self) -> float:
-        """Fraction of the logarithm of a first run's improvement that a new configuration is
-        expected to keep.
-        """
-        return 1.0 if self._known is None else self._known.first_run_weight
-
-    @property
-    def noise(self) -> float:
-        """Standard deviation of the logarithm of a configuration's score from run to run.
-
-        NaN before any has reached the target.
-        """
-        return math.nan if self._known is None else math.sqrt(self._known.noise_variance)
-
-    def log_gains_of_repeats(self, least: float = 0.0) -> Iterator[tuple[Key, float]]:
-        """Logarithm of the expected gain, per unit of score spent, of running each configuration
-        once more, the highest first.
-
-        Configurations with a gain below ``least`` are left out. The gain is the logarithm of the
-        ratio by which the configuration picked after the run is better than the one picked now: the
-        knowledge gradient, with the noise's variance unknown. Empty with fewer than two
-        configurations, which leave nothing to pick from.
-
-        Source: Frazier, Powell and Dayanik, "The knowledge-gradient policy for correlated normal
-        beliefs" (2009), for independent beliefs; Chick, Branke and Schmidt, "Sequential sampling to
-        myopically maximize the expected value of information" (2010), section 3, for Student's t in
-        place of the normal.
-        """
-        known = self._known
-        if known is None or len(known.keys) < 2:
-            return
-        values = np.log(known.expected)
-        best, second = np.sort(values)[:2]
-        gaps = np.where(values == best, second - best, values - best)
-        change = known.variances / np.sqrt(known.variances + known.noise_variance)
-        gains = change * _expected_excess(gaps / change, known.num_repeats)
-        logs = np.log(np.maximum(gains, 1e-300)) - values
-        candidates = np.flatnonzero(np.logical_and(known.is_inside, gains >= least))
-        for index in candidates[np.argsort(-logs[candidates], kind="stable")]:
-            yield known.keys[index], float(logs[index])
-
-    @property
-    def _known(self) -> _Estimates | None:
-        """Estimates from all runs so far; None before any has reached the target."""
-        if self._cached is None and any(runs.num_reached for runs in self._runs.values()):
-            self._cached = self._condition()
+    def estimates(self) -> Estimates:
+        """Estimates from all runs so far."""
+        if self._cached is None:
+            is_known = any(runs.num_reached for runs in self._runs.values())
+            self._cached = self._condition() if is_known else _NOTHING_KNOWN
         return self._cached
 
-    def _condition(self) -> _Estimates:
+    def _condition(self) -> Estimates:
         """Condition the process on all runs that reached the target."""
         known = {key: runs for key, runs in self._runs.items() if runs.num_reached}
         table = [
@@ -307,7 +271,8 @@ class ExpectedScores:
         spread = max(squares / (4.0 + len(observed) - 1), 0.1**2)
         alone = spread / (spread + noises)
         means, variances = mean + alone * (observed - mean), np.maximum(spread * (1 - alone), 1e-12)
-        kept = _best_and_last(observed)
+        # Only the best configurations estimate each other: the work grows with their cube.
+        kept = np.sort(np.argsort(observed)[:300])
         all_features = [runs.features for runs in known.values()]
         prior = spread * _correlation([all_features[index] for index in kept])
         gain = np.linalg.solve(prior + np.diag(noises[kept]), prior).T
@@ -318,19 +283,19 @@ class ExpectedScores:
         chance_of_all = (0.95 * 2.0 + float((num_reached - 1).sum())) / (
             num_repeats + float(num_failed.sum())
         )
-        chances = _chance(num_reached, num_reached + num_failed, chance_of_all)
+        # The chance over all counts as one run of each configuration.
+        chances = (num_reached + chance_of_all) / (num_reached + num_failed + 1.0)
         to_target = np.exp(means + (variances + noise) / 2)
         failing = np.where(num_failed > 0, spent / np.maximum(num_failed, 1), to_target)
         expected = to_target + (1 / chances - 1) * failing
         believed = (can_repeat == 0) | (num_reached + num_failed >= 2)
-        incumbent = float(expected[believed].min() if believed.any() else expected.min()) * _chance(
-            1.0, 1.0, chance_of_all
-        )
+        best = float(expected[believed].min() if believed.any() else expected.min())
+        incumbent = best * ((1.0 + chance_of_all) / 2.0)
         # Where repeats differ a lot, no first run could be good enough without a least weight, and
         # the lead that it needs is limited.
         weight, log_incumbent = max(spread / (spread + noise), 0.2), math.log(incumbent)
         to_win = mean + (log_incumbent - (1 + weight) * noise / 2 - mean) / weight
-        return _Estimates(
+        return Estimates(
             keys=list(known),
             is_inside=np.array([features is not None for features in all_features]),
             variances=variances,
@@ -342,24 +307,6 @@ class ExpectedScores:
             incumbent=incumbent,
             first_run_to_win=math.exp(min(log_incumbent, max(to_win, log_incumbent - 1.0))),
         )
-
-
-def _best_and_last(observed: Array) -> Indices:
-    """Indices, in order, of the configurations that estimate each other: half of them the best,
-    the others the last ones.
-    """
-    if len(observed) <= _MAX_CONFIGURATIONS:
-        return np.arange(len(observed))
-    best = np.argsort(observed)[: _MAX_CONFIGURATIONS // 2]
-    rest = np.setdiff1d(np.arange(len(observed)), best)
-    return np.sort(np.concatenate([best, rest[-(_MAX_CONFIGURATIONS // 2) :]]))
-
-
-def _chance(reached: FloatOrArray, runs: FloatOrArray, of_all: float) -> FloatOrArray:
-    """Chance that a configuration reaches the target, given how many of its runs did and the
-    chance over all, which counts as one run.
-    """
-    return (reached + of_all) / (runs + 1.0)
 
 
 def _correlation(features: list[Array | None]) -> Array:

@@ -195,7 +195,7 @@ class FreezeThawSampler(PausingSampler):
             features=self._history.cube.features(point)[0],
             prior_means=self._earlier.prior_means(point)[0],
             log_length=self._history.log_length(suggestion),
-            is_repeat=self._history.expected.has_reached(key),
+            is_repeat=key in self._history.estimates.keys,
             last_chosen=self._num_draws,
         )
         self._history.points[key] = suggestion
@@ -354,7 +354,18 @@ class FreezeThawSampler(PausingSampler):
         if (
             chosen != beside
             and self._by_age.is_due()
-            and (oldest := self._history.longest_waiting(waiting, beside)) is not None
+            and (
+                oldest := min(
+                    (
+                        number
+                        for number in waiting
+                        if number != beside and self._history.may_win(self._trials[number])
+                    ),
+                    key=lambda number: self._trials[number].last_chosen,
+                    default=None,
+                )
+            )
+            is not None
         ):
             return self._mark_chosen(oldest)
         self._chosen_by[chosen] = self._of_waiting

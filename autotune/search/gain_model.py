@@ -4,7 +4,6 @@ curves and of seconds per step.
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
 
 import numpy as np
 from scipy.special import log_ndtr
@@ -50,8 +49,7 @@ class GainModel:
         ]
         indices, steps, _, shortfalls = (np.array(column) for column in zip(*rows, strict=True))
         values = scaled_shortfalls(shortfalls, np.array([trial.least_shortfall for trial in seen]))
-        # Where trials take as long as a decision, decisions use fewer evaluations.
-        most = 300 if fmean(trial.curve[-1].seconds for trial in seen) >= 0.25 else 80
+        most = 300  # more takes a decision too long
         kept = _best_and_random(values, most, rng)
         has_grown = len(seen) >= 1.06 * self._num_learnt_of
         if has_grown:
@@ -136,7 +134,7 @@ class GainModel:
         log_reached = log_ndtr(means / deviations)
         log_evaluated = log_ndtr((log_steps - log_smallest + 0.05) / (rate_deviations + 0.05))
         gains = (
-            history.expected.first_run_weight * np.log(best / times) + 0.05
+            history.estimates.first_run_weight * np.log(best / times) + 0.05
             if has_best
             else np.ones(times.shape)
         )

@@ -7,7 +7,7 @@ the same study continues where the earlier one stopped.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -23,24 +23,22 @@ from autotune.search.outlook import NUM_AHEAD, Outlook, outlook
 from autotune.search.randomness import Candidates, derived_seed
 from autotune.search.samplers import PausingSampler
 from autotune.search.stopping import Decision, StoppingRule
-from autotune.search.stored_trials import (
+from autotune.search.study import (
+    BASELINE,
+    ENDED_FOR,
+    INFEASIBLE,
+    NUM_LOST,
+    PAUSED,
+    REJECTED,
+    RETRY_OF,
     ask_trial,
     baseline_number,
     create_trial_at,
     end_abandoned_trials,
-    end_for_trainings,
-    ended_for_trainings,
-    enqueue_baseline,
     finished_results,
     interrupt_trial,
-    is_of_baseline,
-    is_paused,
-    num_losses,
     paused_trials,
-    reject_trial,
     rejected_points,
-    retried_number,
-    store_evaluations,
     tell_result,
 )
 from autotune.space import SearchSpace, Suggestion
@@ -60,8 +58,6 @@ class Trial:
     varied."""
     retry_of: int | None = None
     """Number of the lost or interrupted trial of the same point that this trial repeats."""
-    stored: optuna.Trial | None = field(default=None, repr=False, compare=False)
-    """The trial in the study's storage; None for a trial that no study has."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +161,7 @@ class Scheduler:
         self._num_trials = num_trials
         self._max_errors = max_errors_in_a_row
         self._expected_trainings = expected_trainings
-        self._ended_for = ended_for_trainings(study)
+        self._ended_for: int | None = study.user_attrs.get(ENDED_FOR)
         self._pauses = sampler is not None
         self._sampler = sampler or PausingSampler()
         if sampler is not None:
@@ -176,6 +172,8 @@ class Scheduler:
         )
         self._unfinished: dict[int, Trial] = {}
         """Running and paused trials, by number."""
+        self._stored: dict[int, optuna.Trial] = {}
+        """The same trials in the study's storage."""
         self._paused: set[int] = set()
         self._last: dict[int, Evaluation] = {}
         """The last evaluation of every trial that has been evaluated."""
@@ -198,7 +196,8 @@ class Scheduler:
         """Trials that an earlier process paused, with their evaluations."""
         is_new = not study.get_trials(deepcopy=False)
         if baseline is not None and baseline_number(study) is None:
-            enqueue_baseline(study, space, baseline)
+            params = space.params_of(baseline) if baseline.values else {}
+            study.enqueue_trial(params, user_attrs={BASELINE: True})
         for point in first if is_new and not self._pauses else ():
             study.enqueue_trial(space.params_of(point))
 
@@ -316,14 +315,14 @@ class Scheduler:
 
     def _add(self, stored: optuna.Trial, suggestion: Suggestion, *, is_baseline: bool) -> Trial:
         self._mark_tried(suggestion)
+        self._stored[stored.number] = stored
         self._unfinished[stored.number] = Trial(
             number=stored.number,
             suggestion=suggestion,
             seed=derived_seed(self._seed, f"trial {stored.number}"),
             cap_seconds=math.inf if is_baseline else self._stopping.cap_seconds(stored.number),
             is_baseline=is_baseline,
-            retry_of=retried_number(stored),
-            stored=stored,
+            retry_of=stored.user_attrs.get(RETRY_OF),
         )
         return self._unfinished[stored.number]
 
@@ -335,7 +334,7 @@ class Scheduler:
         self._paused.add(stored.number)
         if evaluations:
             self._last[stored.number] = evaluations[-1]
-        return self._add(stored, suggestion, is_baseline=is_of_baseline(stored)), evaluations
+        return self._add(stored, suggestion, is_baseline=BASELINE in stored.user_attrs), evaluations
 
     def _mark_tried(self, suggestion: Suggestion) -> None:
         # without any, it is a baseline that the space does not contain
@@ -367,22 +366,23 @@ class Scheduler:
         """Store a paused trial's evaluations in the study, so that another process can resume
         it.
         """
-        store_evaluations(self._stored(number), evaluations)
+        stored = [evaluation.as_dict() for evaluation in evaluations]
+        self._stored[number].set_user_attr(PAUSED, stored)
 
     def finish(self, result: TrialResult) -> float | None:
         """Record how a trial ended, and return its score; None unless it REACHED the target."""
         if not all(map(self._is_measured, result.evaluations)):
             self.interrupt(result.trial)
             return None
-        tell_result(self._study, self._stored(result.trial), result, self._objective, self._target)
-        self._pop(result.trial)
+        _, stored = self._pop(result.trial)
+        tell_result(self._study, stored, result, self._objective, self._target)
         self.results[result.trial] = result
         score = self._learn(result)
         trainings = self._expected_trainings
         if trainings is not None and len(self.results) >= NUM_AHEAD and not self._is_not_worth_more:
             expected = self.outlook
             if expected is not None and expected.num_trainings > trainings:
-                end_for_trainings(self._study, trainings)
+                self._study.set_user_attr(ENDED_FOR, trainings)
                 self._ended_for = trainings
         return score
 
@@ -401,7 +401,10 @@ class Scheduler:
         infeasible, and it costs no budget.
         """
         suggestion = self._unfinished[number].suggestion
-        reject_trial(self._study, self._withdraw(number), reason)
+        stored = self._withdraw(number)
+        stored.set_user_attr(REJECTED, reason)
+        stored.set_constraint(INFEASIBLE, 1.0)
+        self._study.tell(stored, state=TrialState.PRUNED)
         self._mark_tried(suggestion)  # which the withdrawal took back
         if suggestion.values:
             self._sampler.rejected(suggestion)
@@ -412,7 +415,7 @@ class Scheduler:
         When the study is resumed, the trial continues from where it was last paused; if it never
         was, its point is proposed again.
         """
-        if not is_paused(self._withdraw(number)):
+        if PAUSED not in self._withdraw(number).user_attrs:
             interrupt_trial(self._study, number)
 
     def retry(self, number: int, *, most: int) -> bool:
@@ -424,7 +427,7 @@ class Scheduler:
         Returns:
             False if the point was already tried again ``most`` times: nothing has changed then.
         """
-        num_lost = num_losses(self._stored(number)) + 1
+        num_lost = self._stored[number].user_attrs.get(NUM_LOST, 0) + 1
         if num_lost > most:
             return False
         self._withdraw(number)
@@ -433,20 +436,15 @@ class Scheduler:
 
     def _withdraw(self, number: int) -> optuna.Trial:
         """Take an unfinished trial away, without a result to learn from."""
-        stored, suggestion = self._stored(number), self._pop(number).suggestion
+        trial, stored = self._pop(number)
         if self._candidates is not None:
-            self._candidates.forget(suggestion)
+            self._candidates.forget(trial.suggestion)
         self._sampler.forget(number)
         return stored
 
-    def _pop(self, number: int) -> Trial:
+    def _pop(self, number: int) -> tuple[Trial, optuna.Trial]:
         self._paused.discard(number)
-        return self._unfinished.pop(number)
-
-    def _stored(self, number: int) -> optuna.Trial:
-        stored = self._unfinished[number].stored
-        assert stored is not None, "this scheduler made the trial"
-        return stored
+        return self._unfinished.pop(number), self._stored.pop(number)
 
     def _learn(self, result: TrialResult) -> float | None:
         score = self._objective.score(result) if result.outcome is Outcome.REACHED else None

@@ -1,33 +1,53 @@
-"""Opens, resumes and reads a study's storage.
+"""A study in its storage: its definition, its trials and its confirmation runs.
 
-The storage (Optuna's journal file in the study's folder, or a relational database by URL) is the
-only source of truth for the study's definition, every result and every confirmation run. All other
-files in the folder are derived from it.
+The storage (``storage.py`` opens it) is the only source of truth. All other files in the study's
+folder are derived from it.
 
-``storage.py`` opens both.
+How outcomes are told to Optuna: REACHED is complete with its score. A censored trial is pruned,
+with its last metric's distance from the target as its only report, because samplers rank pruned
+trials by it: with its seconds slow configurations would look fast. OUT_OF_MEMORY and DIVERGED
+violate a constraint: samplers forget failed trials and would propose them for ever. Only ERRORED, a
+fault in user code, is a failure.
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import optuna
+from optuna.trial import TrialState
 
 from autotune.config.schema import first_difference
-from autotune.errors import DataError, StudyError
+from autotune.errors import ConfigError, DataError, StudyError
 from autotune.files import FORMATS, check_format
 from autotune.hiding import without_secrets, without_secrets_in
-from autotune.measurement import Target, TrialResult
+from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.objective import Objective
+from autotune.outcome import Outcome
 from autotune.recording import Recording, read_recording, write_recording
 from autotune.remote import user_path
 from autotune.search.randomness import derived_seed
 from autotune.search.samplers import PausingSampler, optuna_sampler, quiet_optuna
-from autotune.search.storage import JOURNAL, STORAGE_ERRORS, open_storage, reason
-from autotune.search.stored_trials import baseline_number, finished_results
+from autotune.search.storage import JOURNAL, open_storage
+from autotune.space import SearchSpace, Suggestion
+
+BASELINE = "autotune:baseline"
+REJECTED = "autotune:rejected"
+RESULT = "autotune:result"
+RETRY_OF = "autotune:retry_of"
+"""Attribute of a trial: number of the lost or interrupted trial of the same point."""
+PAUSED = "autotune:paused"
+"""Attribute of a trial that was paused: its evaluations."""
+NUM_LOST = "autotune:num_lost"
+"""Attribute of a trial: how often its point was lost with its machine."""
+ENDED_FOR = "autotune:ended_for_trainings"
+"""Attribute of a study: number of trainings for which no further trial is worth its cost."""
+INFEASIBLE = "infeasible"
+"""Constraint that a trial violates whose point cannot be trained."""
 
 _DEFINITION = "autotune:definition"
 _FORMAT = "autotune:format"
@@ -101,16 +121,6 @@ def open_study(
     sampler = make_sampler(derived_seed(seed, f"sampler {len(study.get_trials(deepcopy=False))}"))
     study.sampler = optuna_sampler(sampler)
     return study, sampler if isinstance(sampler, PausingSampler) else None
-
-
-def study_in_memory(sampler: object) -> Study:
-    """A study that is only kept in memory, for an Optuna sampler or one that pauses trials.
-
-    Raises:
-        ConfigError: the sampler is of neither kind.
-    """
-    quiet_optuna()
-    return optuna.create_study(sampler=optuna_sampler(sampler), direction="minimize")
 
 
 def read_study(name: str, folder: Path, *, storage_url: str | None = None) -> Study:
@@ -257,18 +267,161 @@ def _check_has_no_results(name: str, folder: Path, storage_url: str | None) -> N
         )
 
 
-@contextmanager
-def told_storage_errors(resume_command: str) -> Iterator[None]:
-    """Report a study storage that fails in one line, with the command that resumes the study once
-    it works again.
+def finished_results(study: Study) -> dict[int, TrialResult]:
+    """The results of all trials of a study that ended, by trial number."""
+    return {
+        trial.number: TrialResult.from_dict(trial.user_attrs[RESULT])
+        for trial in study.get_trials(deepcopy=False)
+        if RESULT in trial.user_attrs and trial.state.is_finished()
+    }
+
+
+def end_abandoned_trials(
+    study: Study, objective: Objective, is_kept: Callable[[int], bool]
+) -> None:
+    """End the trials that an earlier process left running: tell a stored result, else enqueue the
+    point again.
+
+    Paused trials that can be resumed stay as they are.
+    """
+    for frozen in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
+        stored = frozen.user_attrs.get(RESULT)
+        if stored is not None:
+            _tell(study, frozen.number, TrialResult.from_dict(stored), objective)
+        elif PAUSED not in frozen.user_attrs or not is_kept(frozen.number):
+            interrupt_trial(study, frozen.number)
+
+
+def interrupt_trial(study: Study, number: int, *, num_lost: int | None = None) -> None:
+    """Fail a trial and enqueue its point.
+
+    ``num_lost`` is how often the point was lost so far, None to leave that count as it is.
+    """
+    study.tell(number, state=TrialState.FAIL)
+    frozen = study.get_trials(deepcopy=False)[number]
+    kept = {key: frozen.user_attrs[key] for key in (BASELINE, NUM_LOST) if key in frozen.user_attrs}
+    if num_lost is not None:
+        kept[NUM_LOST] = num_lost
+    study.enqueue_trial(frozen.params, user_attrs={**kept, RETRY_OF: number})
+
+
+def tell_result(
+    study: Study,
+    trial: optuna.Trial,
+    result: TrialResult,
+    objective: Objective,
+    target: Target,
+) -> None:
+    """Store the result of a trial, with what samplers need of it: a constraint if infeasible,
+    the shortfall if censored; then end it.
+    """
+    if result.outcome.is_infeasible:
+        trial.set_constraint(INFEASIBLE, 1.0)
+    elif (
+        result.outcome.is_censored and result.last is not None and math.isfinite(result.last.metric)
+    ):
+        trial.report(result.last.shortfall(target), step=1)
+    # if the process dies from here on, end_abandoned_trials tells the result
+    trial.set_user_attr(RESULT, result.as_dict())
+    _tell(study, trial.number, result, objective)
+
+
+def _tell(study: Study, number: int, result: TrialResult, objective: Objective) -> None:
+    score = objective.score(result) if result.outcome is Outcome.REACHED else None
+    study.tell(number, score, state=TrialState[result.outcome.traits.optuna_state])
+
+
+def rejected_points(study: Study, space: SearchSpace) -> Iterator[Suggestion]:
+    """The points of rejected trials."""
+    for frozen in study.get_trials(deepcopy=False, states=[TrialState.PRUNED]):
+        if REJECTED in frozen.user_attrs and frozen.params:
+            yield space.suggest(optuna.trial.FixedTrial(frozen.params))
+
+
+def ask_trial(
+    study: Study,
+    space: SearchSpace,
+    baseline: Suggestion | None,
+    place: Callable[[Suggestion], Suggestion | None] | None,
+) -> tuple[optuna.Trial, Suggestion, bool] | None:
+    """Ask a study for a new trial.
+
+    Return it with its point and whether it trains the baseline, None if no point is left to train.
+
+    Args:
+        baseline: point of the baseline, without values if the space does not contain it; None for
+            no baseline.
+        place: gives the point to train in place of a suggestion, None if no point is left; without
+            it suggestions stay as they are.
 
     Raises:
-        StudyError: the storage failed within the context.
+        ConfigError: the sampler raises an error because of its settings.
     """
     try:
-        yield
-    except STORAGE_ERRORS as error:
-        raise StudyError(
-            f"search.storage: {reason(error)}; what was in it is kept, and the study goes on with:"
-            f" {resume_command}"
+        trial = study.ask()
+        is_baseline = BASELINE in trial.user_attrs
+        suggestion = (
+            baseline if is_baseline and baseline and not baseline.values else space.suggest(trial)
+        )
+    except (TypeError, ValueError) as error:
+        sampler = type(study.sampler).__name__
+        raise ConfigError(
+            f"search.sampler: {sampler} cannot propose with its settings:"
+            f" {' '.join(str(error).split())}"
         ) from error
+    placed = suggestion if place is None else place(suggestion)
+    if placed is None:
+        study.tell(trial, state=TrialState.FAIL)
+        return None
+    if placed != suggestion:
+        study.tell(trial, state=TrialState.FAIL)  # which the sampler then ignores
+        trial, suggestion = create_trial_at(study, space, placed)
+    return trial, suggestion, is_baseline
+
+
+def create_trial_at(
+    study: Study, space: SearchSpace, point: Suggestion
+) -> tuple[optuna.Trial, Suggestion]:
+    """Create a trial at a point that no sampler need propose, with all of its parameters in one
+    operation of the storage.
+    """
+    fixed = optuna.trial.FixedTrial(space.params_of(point))
+    suggestion = space.suggest(fixed)
+    template = optuna.trial.create_trial(
+        state=TrialState.RUNNING, params=fixed.params, distributions=fixed.distributions
+    )
+    # Study.add_trial, which does not return it
+    trial_id = study._storage.create_new_trial(study._study_id, template)  # noqa: SLF001
+    return optuna.Trial(study, trial_id), suggestion
+
+
+def baseline_number(study: Study) -> int | None:
+    """Number of the baseline's trial: the last one, if an earlier one was interrupted.
+
+    None if there is none.
+    """
+    return max(
+        (
+            trial.number
+            for trial in study.get_trials(deepcopy=False)
+            if BASELINE in trial.user_attrs
+        ),
+        default=None,
+    )
+
+
+def paused_trials(
+    study: Study, space: SearchSpace
+) -> Iterator[tuple[optuna.Trial, Suggestion, tuple[Evaluation, ...]]]:
+    """The trials that an earlier process paused, with their points and evaluations.
+
+    Call ``end_abandoned_trials`` before.
+    """
+    for frozen in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
+        # Optuna has no public way to another process's trial
+        trial = optuna.Trial(study, frozen._trial_id)  # noqa: SLF001
+        yield (
+            trial,
+            space.suggest(trial),
+            tuple(map(Evaluation.from_dict, frozen.user_attrs[PAUSED])),
+        )

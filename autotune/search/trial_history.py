@@ -15,14 +15,11 @@ from autotune.objective import AmortisedTime, BoundedObjective
 from autotune.outcome import Outcome
 from autotune.search.curve_model import GaussianProcess
 from autotune.search.encoding import Array, UnitCube, is_ranked
-from autotune.search.expected_scores import ExpectedScores, Key, spent_by
+from autotune.search.expected_scores import Estimates, ExpectedScores, Key, spent_by
 from autotune.space import Choice, SearchSpace, Suggestion
 
 WIN = 0.97
 """Fraction of the best score so far that a winner must reach the target within."""
-MAX_ENDED = 1000
-"""Number of ended trials that a search knows before it forgets some of them: every decision
-looks at all that it knows."""
 
 
 class CurvePoint(NamedTuple):
@@ -146,19 +143,23 @@ class TrialHistory:
         the costliest trial seen cost."""
         self.cube = UnitCube(space)
         self.trials: dict[int, KnownTrial] = {}
-        self._num_ended = 0
         self.points: dict[Key, Suggestion] = {}
         """The point of every configuration that was trained."""
         self._can_repeat = can_repeat
-        self.expected = ExpectedScores()
+        self._scores = ExpectedScores()
         self.feasibility = FeasibilityModel(self.cube.num_features)
+
+    @property
+    def estimates(self) -> Estimates:
+        """What configurations are expected to need, divided by ``unit``."""
+        return self._scores.estimates
 
     @property
     def best(self) -> float:
         """Score that a new configuration's first run must beat to make it the incumbent, divided
         by ``unit``; infinite without one.
         """
-        return self.expected.first_run_to_win
+        return self.estimates.first_run_to_win
 
     @property
     def seen(self) -> list[KnownTrial]:
@@ -188,23 +189,9 @@ class TrialHistory:
         if self.unit:
             spent = (spent_by(result, self._objective) if score is None else score) / self.unit
             is_repeatable = key in self.points and self._can_repeat(self.points[key])
-            self.expected.add(key, features, result.outcome, spent, can_repeat=is_repeatable)
+            self._scores.add(key, features, result.outcome, spent, can_repeat=is_repeatable)
             if score is not None:
                 self._reached[result.trial] = key
-        if trial is not None:
-            self._num_ended += 1
-            if self._num_ended > MAX_ENDED:
-                self._forget_some()
-
-    def _forget_some(self) -> None:
-        """Forget ended trials, but for those that came nearest to the target and the last ones."""
-        ended = [number for number, trial in self.trials.items() if trial.has_ended]
-        order = sorted(ended, key=lambda number: self.trials[number].least_shortfall)
-        kept = {*order[: MAX_ENDED // 4], *ended[-MAX_ENDED // 2 :]}
-        for number in ended:
-            if number not in kept:
-                del self.trials[number]
-        self._num_ended = len(kept)
 
     def add_infeasible(self, suggestion: Suggestion) -> None:
         """Learn that no training can run a point."""
@@ -215,7 +202,7 @@ class TrialHistory:
         """Expected score of another run of the same configuration, for every trial that reached
         the target, by trial number.
         """
-        by_key = self.expected.by_key()
+        by_key = self.estimates.by_key()
         return {number: by_key[key] * self.unit for number, key in self._reached.items()}
 
     def score_to_beat(self, number: int) -> float:
@@ -227,17 +214,8 @@ class TrialHistory:
         if math.isinf(self.best):
             return math.inf
         if trial is None or not trial.is_repeat:
-            return self.expected.incumbent * self.unit
-        return self.expected.by_key()[trial.key] * 4.0 * self.unit
-
-    def longest_waiting(self, waiting: Sequence[int], running: int | None) -> int | None:
-        """The paused trial, among those that may still win, that was last chosen the longest
-        ago.
-        """
-        may_win = [
-            number for number in waiting if number != running and self.may_win(self.trials[number])
-        ]
-        return min(may_win, key=lambda number: self.trials[number].last_chosen, default=None)
+            return self.estimates.incumbent * self.unit
+        return self.estimates.by_key()[trial.key] * 4.0 * self.unit
 
     def due_repeat(self) -> Suggestion | None:
         """The point expected to be the best, if it is to be trained again now.
@@ -250,17 +228,17 @@ class TrialHistory:
         Source: intensification in SMAC (Hutter, Hoos and Leyton-Brown, 2011), where the incumbent
         is run again as the search goes on.
         """
-        key = self.expected.best
+        key = self.estimates.best
         if key is None or key not in self.points or not self._can_repeat(self.points[key]):
             return None
         runs = [number for number, trial in self.trials.items() if trial.key == key]
         if not runs or any(not self.trials[number].has_ended for number in runs):
             return None
         # repeats of a broken configuration all end in errors
-        if key == self.expected.challenger and len(runs) <= 2:
+        if key == self.estimates.challenger and len(runs) <= 2:
             return self.points[key]
         is_due = (
-            key != self.expected.challenger and len(runs) < 4 and max(self.trials) - max(runs) >= 8
+            key != self.estimates.challenger and len(runs) < 4 and max(self.trials) - max(runs) >= 8
         )
         return self.points[key] if is_due else None
 
@@ -272,7 +250,7 @@ class TrialHistory:
         running = {
             trial.key for trial in self.trials.values() if trial.is_repeat and not trial.has_ended
         }
-        for key, log_gain in self.expected.log_gains_of_repeats(least_gain):
+        for key, log_gain in self.estimates.log_gains_of_repeats(least_gain):
             if log_gain <= better_than:
                 break
             if key not in running and self._can_repeat(self.points[key]):

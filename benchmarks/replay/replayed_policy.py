@@ -4,16 +4,18 @@ of on a cluster.
 
 from collections.abc import Sequence
 
+import optuna
+
 from autotune.config.build import build_partial, call
 from autotune.config.compose import Composed
 from autotune.objective import check_measured, device_of
 from autotune.recording import Recording
 from autotune.search.earlier_trials import EarlierStudy, first_points
 from autotune.search.randomness import derived_seed
-from autotune.search.samplers import PausingSampler, make_sampler
+from autotune.search.samplers import PausingSampler, make_sampler, optuna_sampler
 from autotune.search.scheduler import PointPlacement, Scheduler
 from autotune.search.stopping import StoppingRule, make_stopping
-from autotune.search.study import Study, study_in_memory
+from autotune.search.study import Study
 from benchmarks.replay.simulation import replayed_evaluation
 
 
@@ -61,11 +63,10 @@ def replayed_policy(
         objective=objective,
         earlier=earlier,
     )
-    new_study = study_in_memory(sampler)
-    if study is not None:
-        study.sampler = new_study.sampler
+    study = study or optuna.create_study()
+    study.sampler = optuna_sampler(sampler)
     return Scheduler(
-        study=study or new_study,
+        study=study,
         space=recording.space,
         baseline=baseline,
         first=first_points(earlier, recording.space, seed=seed),

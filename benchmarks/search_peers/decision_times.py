@@ -19,7 +19,6 @@ from autotune.recording import RecordedTrial, Recording
 from autotune.search.randomness import RandomTrial
 from autotune.search.scheduler import Answer, PointPlacement, Start
 from autotune.search.stopping import Decision
-from autotune.search.study import study_in_memory
 from autotune.space import SearchSpace
 from benchmarks.replay.simulation import replay
 from benchmarks.search_peers.policies import POLICIES, MakePolicy, Policy
@@ -85,7 +84,7 @@ def _warm(recording: Recording, make: MakePolicy, timed: "_Timed") -> None:
     """
     import optuna
 
-    study = study_in_memory(optuna.samplers.RandomSampler(seed=0))
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
 
     def make_both(place: PointPlacement) -> "_Timed":
         before = POLICIES["random_cap"].make(recording, seed=0, place=place, study=study)

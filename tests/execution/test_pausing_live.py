@@ -5,8 +5,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from autotune.search.stored_trials import finished_results, retried_number
-from autotune.search.study import read_study
+from autotune.search.study import RETRY_OF, finished_results, read_study
 from tests.support.patience import wait_until
 
 _COMMAND = (
@@ -45,7 +44,7 @@ def test_a_study_that_is_killed_goes_on_with_its_paused_trials(
         "STOPPED",
         "MISSED",
     }
-    again = {retried_number(trial) for trial in study.trials}
+    again = {trial.user_attrs.get(RETRY_OF) for trial in study.trials}
     assert kept
     assert kept <= {*results, *again}
     assert kept & {*results}, "a state that was kept is gone on from"

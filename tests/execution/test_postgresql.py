@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotune.search.stored_trials import finished_results
-from autotune.search.study import confirmations, read_study
+from autotune.search.study import confirmations, finished_results, read_study
 from tests.support.patience import exit_code, wait_until
 from tests.support.postgresql import PostgreSql, running_postgresql
 from tests.support.studies import rows_of, runs_of
@@ -93,7 +92,7 @@ def test_a_study_whose_server_crashes_ends_in_one_line_and_goes_on_once_it_is_ba
     assert said.count("\n") == 1, said
     assert "autotune: search.storage: " in said
     assert (
-        "what was in it is kept, and the study goes on with: python -m autotune"
+        "what was in it is kept, and the study continues with: python -m autotune"
         " experiment=cnn_smoke" in said
     )
     before = num_rows()

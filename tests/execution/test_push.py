@@ -11,8 +11,7 @@ from mlflow import MlflowClient
 
 from autotune.__main__ import autotune_command
 from autotune.outcome import Outcome
-from autotune.search.stored_trials import finished_results
-from autotune.search.study import confirmations, read_study
+from autotune.search.study import confirmations, finished_results, read_study
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
 

@@ -17,8 +17,7 @@ import psutil
 import pytest
 
 from autotune.config.command_line import run_command
-from autotune.search.stored_trials import finished_results
-from autotune.search.study import confirmations, read_study
+from autotune.search.study import confirmations, finished_results, read_study
 from autotune.tune_study import tune_command
 from tests.support.patience import exit_code, is_alive, wait_until
 from tests.support.studies import rows_of, runs_of

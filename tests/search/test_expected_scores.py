@@ -31,9 +31,11 @@ def reached(**scores: list[float]) -> ExpectedScores:
 def test_repeats_tell_a_lucky_draw() -> None:
     before = reached(lucky=[0.288], steady=[0.6], other=[1.0])
     after = reached(lucky=[0.288, 0.85, 0.8, 0.9], steady=[0.6, 0.58], other=[1.0])
-    assert min(before.by_key(), key=lambda key: before.by_key()[key]) == LUCKY
-    assert min(after.by_key(), key=lambda key: after.by_key()[key]) == ("steady",)
-    assert after.noise > 2 * before.noise
+    assert min(before.estimates.by_key(), key=lambda key: before.estimates.by_key()[key]) == LUCKY
+    assert min(after.estimates.by_key(), key=lambda key: after.estimates.by_key()[key]) == (
+        "steady",
+    )
+    assert after.estimates.noise_variance > 4 * before.estimates.noise_variance
 
 
 def test_runs_that_fall_short_make_a_configuration_dearer() -> None:
@@ -45,33 +47,38 @@ def test_runs_that_fall_short_make_a_configuration_dearer() -> None:
         ("one", 4.0, Outcome.MISSED),
         ("other", 5.0, None),
     )
-    assert unsure.by_key()["one",] > 1.8 * sure.by_key()["one",], (
+    assert unsure.estimates.by_key()["one",] > 1.8 * sure.estimates.by_key()["one",], (
         "four seconds for nothing as often as two for something"
     )
     stopped = told(
         ("one", 2.0, None), ("one", 2.0, None), ("one", 4.0, Outcome.STOPPED), ("other", 5.0, None)
     )
-    assert stopped.by_key() == sure.by_key(), "what was stopped says nothing"
+    assert stopped.estimates.by_key() == sure.estimates.by_key(), "what was stopped says nothing"
 
 
 def test_what_a_repeat_wins_falls_with_each_and_is_most_where_two_are_nearly_alike() -> None:
     def gain(scores: ExpectedScores, name: str) -> float:
-        return math.exp(dict(scores.log_gains_of_repeats())[name,]) * scores.by_key()[name,]
+        return (
+            math.exp(dict(scores.estimates.log_gains_of_repeats())[name,])
+            * scores.estimates.by_key()[name,]
+        )
 
     near, far = reached(one=[1.0], two=[1.1]), reached(one=[1.0], two=[8.0])
     assert gain(near, "one") > 3 * gain(far, "one")
     gains = [gain(reached(one=[1.0] * number, two=[1.1] * number), "one") for number in range(1, 6)]
     assert gains == sorted(gains, reverse=True)
     assert gains[-1] < gains[0] / 10
-    assert not list(reached(one=[1.0]).log_gains_of_repeats()), "there is nothing else to pick"
+    assert not list(reached(one=[1.0]).estimates.log_gains_of_repeats()), (
+        "there is nothing else to pick"
+    )
 
 
 def test_a_configuration_is_the_incumbent_only_once_it_was_run_again() -> None:
     made = reached(steady=[0.6, 0.62], lucky=[0.2])
-    assert made.challenger == LUCKY
-    assert made.incumbent == pytest.approx(0.61, rel=0.15), (
+    assert made.estimates.challenger == LUCKY
+    assert made.estimates.incumbent == pytest.approx(0.61, rel=0.15), (
         "a cap at a lucky draw ends what is better"
     )
     proven = reached(steady=[0.6, 0.62], lucky=[0.2, 0.21])
-    assert proven.challenger is None
-    assert proven.incumbent == pytest.approx(0.21, rel=0.15)
+    assert proven.estimates.challenger is None
+    assert proven.estimates.incumbent == pytest.approx(0.21, rel=0.15)

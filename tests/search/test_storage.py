@@ -14,8 +14,8 @@ from optuna.distributions import FloatDistribution
 from optuna.storages.journal import JournalFileBackend
 
 from autotune.errors import StudyError
-from autotune.search.storage import JOURNAL
-from autotune.search.study import open_study, read_study, told_storage_errors
+from autotune.search.storage import JOURNAL, told_storage_errors
+from autotune.search.study import open_study, read_study
 from tests.support.postgresql import PostgreSql, running_postgresql
 
 Lines = list[bytes]
@@ -88,25 +88,21 @@ def test_optuna_reads_the_journal_as_any_other(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    "change",
     [
-        (lambda lines: [*lines[:5], bytes(512) + b"\n", *lines[5:]], "line 6: is not JSON"),
-        (lambda lines: [*lines[:5], b"\xff\xfe garbage\n", *lines[6:]], "line 6: is not JSON"),
-        (lambda lines: [*lines[:5], b"[" * 100_000 + b"\n", *lines[6:]], "line 6: is no"),
-        (lambda lines: [*lines, b"garbage\n"], "is not JSON"),
-        (
-            lambda lines: [*lines[:5], b'{"op_code":77}\n', *lines[5:]],
-            "line 6: is no record of Optuna's",
-        ),
-        (lambda lines: [*lines, b"[4]\n"], "is no record of Optuna's"),
+        lambda lines: [*lines[:5], bytes(512) + b"\n", *lines[5:]],
+        lambda lines: [*lines[:5], b"\xff\xfe garbage\n", *lines[6:]],
+        lambda lines: [*lines[:5], b"[" * 100_000 + b"\n", *lines[6:]],
+        lambda lines: [*lines, b"garbage\n"],
+        lambda lines: [*lines[:5], b'{"op_code":77}\n', *lines[5:]],
+        lambda lines: [*lines, b"[4]\n"],
     ],
 )
-def test_a_damaged_line_is_told_with_its_number(
-    folder: Path, change: Callable[[Lines], Lines], said: str
+def test_a_damaged_journal_is_told_and_left_as_it_is(
+    folder: Path, change: Callable[[Lines], Lines]
 ) -> None:
     (folder / JOURNAL).write_bytes(b"".join(change(lines_of(folder))))
-    assert f"{folder / JOURNAL}: " in refusal(folder)
-    assert said in refusal(folder)
+    assert f"{folder / JOURNAL}: cannot be read (" in refusal(folder)
 
 
 def test_a_torn_last_line_is_dropped_by_whoever_goes_on_and_left_by_whoever_reads(
@@ -156,7 +152,7 @@ def test_a_full_disk_is_one_line_and_the_study_goes_on_from_all_that_was_written
 
     said = (
         r"study\.log: cannot be written \(No space left on device\); what was in it is kept, and"
-        r" the study goes on with: again$"
+        r" the study continues with: again$"
     )
     with pytest.raises(StudyError, match=said), told_storage_errors("again"):
         write_until_it_is_full()
@@ -166,9 +162,6 @@ def test_a_full_disk_is_one_line_and_the_study_goes_on_from_all_that_was_written
     again = open_in(small_disk)
     run_trials(again, 3)
     assert len(read_study("first", small_disk).trials) == 3
-
-
-"""What a disk, a copy or an editor may do to a journal, at a place that is given by two numbers."""
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +180,7 @@ def test_a_database_that_goes_is_one_line_and_the_study_goes_on_once_it_is_back(
     server.kill()
     try:
         with (
-            pytest.raises(StudyError, match=r"^search.storage: [^\n]*goes on with: again$"),
+            pytest.raises(StudyError, match=r"^search.storage: [^\n]*continues with: again$"),
             told_storage_errors("again"),
         ):
             run_trials(study, 1)

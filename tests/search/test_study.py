@@ -140,4 +140,4 @@ def test_a_database_that_cannot_be_opened_is_one_line(tmp_path: Path, url: str, 
         open_in(tmp_path, url=url)
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value)
-    assert "accepted is null, or a database" in str(caught.value)
+    assert "it must be null, or a database" in str(caught.value)
