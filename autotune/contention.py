@@ -1,7 +1,7 @@
 """Contention: what else used the machine while a training was timed, and when that spoils the
 training's time.
 
-The operating system gives the numbers (``execution/watch.py`` reads them), and the thresholds here
+The operating system gives the numbers (``execution/watchdog.py`` reads them); the thresholds here
 say what they mean:
 
 * *Stopped*: for half a second or more the process neither ran nor waited for a CPU (SIGSTOP, a

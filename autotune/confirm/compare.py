@@ -35,7 +35,7 @@ from autotune.execution.plan import (
 )
 from autotune.execution.settings import check_budget, study_name
 from autotune.execution.study_folder import log_file, shown_path, sole_user
-from autotune.execution.task_run import TrialTask
+from autotune.execution.task import TrialTask
 from autotune.hiding import without_secrets
 from autotune.measurement import TrialResult
 from autotune.mlflow_logs import logs_folder

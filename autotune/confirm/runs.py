@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.execution.cluster import ClusterSize, call, num_side_by_side
-from autotune.execution.task_run import TrialTask
+from autotune.execution.task import TrialTask
 from autotune.files import make_folder
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import Objective

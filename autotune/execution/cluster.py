@@ -31,7 +31,7 @@ import psutil
 from autotune.config.schema import ClusterConfig
 from autotune.errors import ClusterError
 from autotune.execution.launcher import Launcher, call_by_name, calling
-from autotune.execution.task_run import ACCELERATOR, TrialTask
+from autotune.execution.task import ACCELERATOR, TrialTask
 from autotune.training.capabilities import Capabilities, together, visible_devices_environment
 
 logger = logging.getLogger(__name__)

@@ -23,10 +23,15 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from autotune.contention import MAX_RETAKES
 from autotune.errors import ClusterError
 from autotune.execution.launcher import Launcher
-from autotune.execution.process_end import MOST_RETRIES
 from autotune.execution.process_group import POLL_SECONDS, ProcessGroup
 from autotune.execution.ray_ranks import bundles, ray_process_group
-from autotune.execution.task_run import TrialTask, WorkerReport, report_of_death, warn_of_worker
+from autotune.execution.task import (
+    MOST_RETRIES,
+    TrialTask,
+    WorkerReport,
+    report_of_end,
+    warn_of_worker,
+)
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
 from autotune.training.capabilities import visible_devices
@@ -253,7 +258,7 @@ def _train(run: FreshRun, incoming: Iterator[WorkerReport]) -> tuple[TrialResult
                 run.on_evaluation(report.evaluation)
     except ray.exceptions.RayActorError as error:
         seconds = time.time() - started_at
-        reports.append(report_of_death(task, seconds=seconds, reason=str(error)))
+        reports.append(report_of_end(task, seconds=seconds, reason=str(error)))
     last = reports[-1] if reports else None
     if last is None or last.outcome is None:
         return None, 0

@@ -35,12 +35,17 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.config.schema import ClusterConfig
 from autotune.errors import ClusterError, ConfigError
-from autotune.execution.process_end import LAUNCHER_ENDED, LOW_ON_MEMORY, num_killed_for_memory
-from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, follow_task
+from autotune.execution.task import (
+    LAUNCHER_ENDED,
+    LOW_ON_MEMORY,
+    TrialTask,
+    WorkerReport,
+    num_killed_for_memory,
+)
 from autotune.files import replace_file
 from autotune.training.preload import (
     fork_fault,
@@ -49,6 +54,9 @@ from autotune.training.preload import (
     preload,
     usual_blas_threads,
 )
+
+if TYPE_CHECKING:
+    from autotune.execution.task_run import TaskRun  # imports torch
 
 logger = logging.getLogger(__name__)
 
@@ -454,11 +462,15 @@ class _Requests:
         are no others.
         """
         self._is_users = task.config.training is not None
+        from autotune.execution.task_run import TaskRun  # noqa: PLC0415  # imports torch
+
         self._run = TaskRun(task, host)
         return self._run.port
 
     def follow(self, task: TrialTask, host: str, port: int, rank: int) -> WorkerReport | None:
         """Train as another rank until the first one ends the training, and return its failure."""
+        from autotune.execution.task_run import follow_task  # noqa: PLC0415  # imports torch
+
         return follow_task(task, host=host, port=port, rank=rank)
 
     def next_report(self) -> WorkerReport:

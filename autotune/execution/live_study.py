@@ -18,7 +18,7 @@ from autotune.confirm.race import RaceLimits
 from autotune.execution.launcher import Launcher, calling
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import log_file, sole_user
-from autotune.execution.task_run import TrialTask
+from autotune.execution.task import TrialTask
 from autotune.files import FORMAT_KEY, FORMATS, replace_file
 from autotune.hiding import without_secrets
 from autotune.measurement import TrialResult

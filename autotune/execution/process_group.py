@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from autotune.execution.launcher import Launcher, ProcessExited, TrainingProcess
-from autotune.execution.task_run import TrialTask, WorkerReport, report_of_death
+from autotune.execution.task import TrialTask, WorkerReport, report_of_end
 from autotune.outcome import Outcome
 from autotune.training.capabilities import visible_devices, visible_devices_environment
 
@@ -158,7 +158,7 @@ class ProcessGroup:
                 return failure
         report = first.receive()
         if isinstance(report, ProcessExited):
-            report = report_of_death(
+            report = report_of_end(
                 self._task, seconds=time.time() - self._began_at, reason=report.reason
             )
         assert isinstance(report, WorkerReport)

@@ -8,7 +8,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from autotune.execution.cluster import take_assigned_devices
 from autotune.execution.launcher import Launcher, ProcessExited, TrainingProcess
 from autotune.execution.process_group import ProcessGroup
-from autotune.execution.task_run import ACCELERATOR, TrialTask
+from autotune.execution.task import ACCELERATOR, TrialTask
 
 _ACCELERATOR_AMOUNT = 0.001
 """Amount of a machine's accelerator resource, which is 1, that a worker takes: as Ray itself

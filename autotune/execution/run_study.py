@@ -34,7 +34,7 @@ from autotune.execution.live_study import (
     tracked_confirmation,
 )
 from autotune.execution.plan import StudyPlan, device_lines
-from autotune.execution.task_run import TrialTask
+from autotune.execution.task import TrialTask
 from autotune.files import make_folder
 from autotune.measurement import TrialResult
 from autotune.reporting.scores import score_format_of

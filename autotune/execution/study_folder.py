@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from autotune.errors import FileError, StudyError
-from autotune.execution.process_end import HANG_FILES
+from autotune.execution.task import HANG_FILES
 from autotune.files import appending, check_kind, check_writable, make_folder, opened_to_lock
 from autotune.hiding import LogFormatter
 

@@ -1,4 +1,4 @@
-"""One training inside a worker process: its task, its run and its reports.
+"""One training inside a process that a launcher has started.
 
 How a trial ends is reported as data, not raised. Nothing here needs Ray, so that a fresh process
 has little to import.
@@ -8,127 +8,44 @@ import contextlib
 import logging
 import math
 import os
-import platform
 import sys
 import tempfile
 import traceback
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from autotune.config.schema import TrialConfig
-from autotune.contention import Contention
 from autotune.errors import AutotuneError, ConfigError, DataError, StateError, last_exception
-from autotune.execution.process_end import (
+from autotune.execution.task import (
     LOW_ON_MEMORY,
-    Death,
-    death_of,
+    TrialTask,
+    WorkerReport,
     hang_path,
     is_killed,
     num_killed_for_memory,
+    report_of_end,
 )
-from autotune.execution.trial_folder import OUTPUT_FILE, has_printed, last_printed, trial_folder
-from autotune.execution.watch import Watch, descendants
+from autotune.execution.trial_folder import OUTPUT_FILE, has_printed, trial_folder
+from autotune.execution.watchdog import Watchdog, descendants
 from autotune.files import appending, make_folder
 from autotune.measurement import OUTPUT_AT, Evaluation
 from autotune.mlflow_logs import keep_logs
 from autotune.outcome import Outcome
 from autotune.remote import paused_while_waiting
 from autotune.session import is_pausable
+from autotune.training.device import is_out_of_memory
+from autotune.training.parallel.ranks import open_store
+from autotune.training.parallel.rendezvous import (
+    Rendezvous,
+    StopNotes,
+    follow,
+    joined_at,
+    stopped_seconds,
+)
+from autotune.training.run import fingerprint, start_training
 
 logger = logging.getLogger(__name__)
-
-ACCELERATOR = "accelerator_type:"
-"""Prefix of the name of the custom resource that Ray gives a machine for its kind of GPU."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialTask:
-    """Everything that a worker needs to run one training."""
-
-    name: str
-    """Name of the run, such as ``trial-7``."""
-    number: int | None = None
-    """Number of the trial whose configuration is trained; None outside a study."""
-    config: TrialConfig
-    cap_seconds: float
-    num_threads: int
-    deadline_seconds: float
-    """Wall seconds after which the process ends itself: a hung trial cannot be asked to stop."""
-    code_folders: tuple[str, ...]
-    """Folders that may hold Python modules of the user's own."""
-    working_folder: str
-    """The driver's working folder: relative paths in a configuration start there if the worker's
-    machine has that folder."""
-    hang_folder: str
-    """Folder where a hung process leaves its stack traces, if the worker's machine has that
-    folder."""
-    num_cpus: int
-    """Number of CPUs of all workers together."""
-    num_gpus: int
-    """Number of GPUs of all workers together."""
-    logs_folder: str | None = None
-    """Folder whose folder of the run's name gets what the training's own code logs to MLflow;
-    None if it logs where it says."""
-    compiled_folder: str | None = None
-    """Folder for compiled code in place of the machine's own, if the worker's machine has it."""
-    score_test: bool = False
-    weights_path: str | None = None
-    """File for the weights at the end, if the worker's machine has its folder; a training
-    function of the user's writes those it saved."""
-    state_folder: str | None = None
-    """Folder for the training state while the trial is paused; None for a trial that is never
-    paused."""
-    is_paused: bool = False
-    """Whether the trial has been paused: its training then continues from the state in
-    ``state_folder``."""
-    placement: str = "PACK"
-    """Ray's placement strategy for the workers: how they are distributed over machines."""
-    accelerator_type: str | None = None
-    """Ray's accelerator type of the GPUs that each worker's machine must have; None for any
-    machine."""
-    launcher: str | None = None
-    """Address of the driver's launcher, if all trainings run on its machine."""
-    niceness: int = field(default_factory=lambda: os.getpriority(os.PRIO_PROCESS, 0))
-    """The driver's niceness, which workers take if permitted; on a cluster that was joined they
-    start with Ray's, usually 15."""
-    driver: tuple[str, int] = field(default_factory=lambda: (platform.node(), os.getpid()))
-    """Host and process id of the driver: processes that the driver has started belong to the
-    study and are no contention."""
-
-    @property
-    def num_workers(self) -> int:
-        """Number of processes that train together."""
-        return int(self.config.num_workers)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerReport:
-    """A worker's report: an evaluation, the end of the training, or both."""
-
-    evaluation: Evaluation | None
-    outcome: Outcome | None
-    """How the training ended; None in every report before the last."""
-    error: str | None = None
-    fingerprint: Mapping[str, Any] = field(default_factory=dict)
-    """What the numbers depend on, such as versions and device; empty except in the first report
-    with an evaluation."""
-    test_metric: float | None = None
-    can_pause: bool = False
-    """Whether the training's state can be kept now, to continue later."""
-    contention: Contention | None = None
-    """What else used the machine so far, as the training's first worker measured it; None before
-    its first measurement."""
-    is_data_missing: bool = False
-    """Whether the error is that this machine cannot read the data set: then every other
-    configuration would fail as well."""
-    is_consequence: bool = False
-    """Whether a rank only lost its connection to another one, whose error is the real one."""
-    num_retries: int = 0
-    """Number of times that the point is tried again before the outcome holds, after a process
-    was killed from outside."""
 
 
 class TaskRun:
@@ -144,10 +61,8 @@ class TaskRun:
         self._store: Any = None
         """Where the ranks meet, open as long as this object; None if there is one rank."""
         if task.num_workers > 1:
-            from autotune.training.parallel.ranks import open_store  # noqa: PLC0415  # imports torch
-
             self._store = open_store(host)
-        self._watch = Watch(
+        self._watchdog = Watchdog(
             deadline_seconds=task.deadline_seconds,
             driver=task.driver,
             hang_file=self._open_hang_file,
@@ -170,12 +85,10 @@ class TaskRun:
 
         At the trial's deadline this process is killed.
         """
-        with self._watch.on(), paused_while_waiting(self._watch.off):
+        with self._watchdog.on(), paused_while_waiting(self._watchdog.off):
             report = self._advance()
-        contention = self._watch.contention(is_last=report.outcome is not None)
+        contention = self._watchdog.contention(is_last=report.outcome is not None)
         if contention is not None and self._store is not None:
-            from autotune.training.parallel.rendezvous import stopped_seconds  # noqa: PLC0415
-
             # all others waited for one that was stopped
             stopped = stopped_seconds(self._store, self._task.num_workers)
             contention = replace(
@@ -211,16 +124,13 @@ class TaskRun:
             self._training.close()
             self._training = None
         self._entered.close()
-        self._watch.close()
+        self._watchdog.close()
         if self._hang_file is not None:
             self._hang_file.close()
             self._hang_path.unlink(missing_ok=True)
             self._hang_file = None
 
     def _advance(self) -> WorkerReport:
-        # torch is imported by the first training
-        from autotune.training.device import is_out_of_memory  # noqa: PLC0415
-
         try:
             if self._training is None:
                 self._training = self._start()
@@ -240,7 +150,7 @@ class TaskRun:
         # any error of the trained code is an outcome, reported with its traceback
         except Exception as error:  # noqa: BLE001
             if is_killed(error):
-                return report_of_death(
+                return report_of_end(
                     self._task, seconds=0.0, reason=f"{_killed_reason(error)}{self._memory_note()}"
                 )
             text = traceback.format_exc()
@@ -302,16 +212,10 @@ class TaskRun:
             self._folder = self._entered.enter_context(run)
         if task.logs_folder is not None and Path(task.logs_folder).parent.is_dir():
             keep_logs(Path(task.logs_folder, task.name), is_resumed=task.is_paused)
-        # torch is imported by the first training
-        from autotune.training.run import start_training  # noqa: PLC0415
-
         kept: dict[str, Any] = {}
         if task.is_paused and task.state_folder is not None:
             kept["paused_folder"] = Path(task.state_folder)
         if self._store is not None:
-            # imports torch
-            from autotune.training.parallel.rendezvous import joined_at  # noqa: PLC0415
-
             rendezvous = _rendezvous(task, self._host, self._store.port, rank=0)
             kept["ranks"] = self._entered.enter_context(joined_at(rendezvous, task.config))
         return start_training(task.config, **_settings(task), **kept)
@@ -334,9 +238,6 @@ class TaskRun:
     def _take_fingerprint(self) -> Mapping[str, Any]:
         if self._fingerprint:
             return {}
-        # torch is imported by the first training
-        from autotune.training.run import fingerprint  # noqa: PLC0415
-
         self._fingerprint = fingerprint(
             self._task.config, self._task.num_threads, [*descendants(os.getpid())]
         )
@@ -354,8 +255,6 @@ class TaskRun:
 
 
 def _rendezvous(task: TrialTask, host: str, port: int, rank: int) -> Any:
-    from autotune.training.parallel.rendezvous import Rendezvous  # noqa: PLC0415  # imports torch
-
     return Rendezvous(host=host, port=port, rank=rank, size=task.num_workers)
 
 
@@ -367,22 +266,19 @@ def follow_task(task: TrialTask, *, host: str, port: int, rank: int) -> WorkerRe
     take_niceness(task)
     enter_code_folders(task)
     use_compiled_folder(task)
-    # torch is imported by the first training
-    from autotune.training.parallel.rendezvous import StopNotes, follow  # noqa: PLC0415
-
     rendezvous = _rendezvous(task, host, port, rank)
     with tempfile.TemporaryFile("w") as nowhere:  # the first worker ends what hangs
-        watch = Watch(
+        watchdog = Watchdog(
             deadline_seconds=math.inf,
             driver=task.driver,
             hang_file=lambda: nowhere,
             on_stopped=StopNotes(rendezvous).note_stopped_seconds,
         )
         try:
-            with watch.on(), paused_while_waiting(watch.off):
+            with watchdog.on(), paused_while_waiting(watchdog.off):
                 failure = follow(task.config, rendezvous, **_settings(task))
         finally:
-            watch.close()
+            watchdog.close()
     if failure is None:
         return None
     return WorkerReport(
@@ -419,25 +315,6 @@ def take_niceness(task: TrialTask) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, task.niceness)
 
 
-def warn_of_worker(task: TrialTask, report: WorkerReport) -> None:
-    """Log, once each, if a worker could not take the driver's niceness, and what cannot be told
-    of disturbances of its GPU.
-    """
-    found = report.fingerprint.get("niceness", task.niceness)
-    if found > task.niceness:
-        _warn_once(
-            f"workers run at niceness {found}, not at the driver's {task.niceness}: what else runs"
-            " on their machines comes first"
-        )
-    for line in report.fingerprint.get("untold", ()):
-        _warn_once(line)
-
-
-@cache
-def _warn_once(line: str) -> None:
-    logger.warning("%s", line)
-
-
 def _settings(task: TrialTask) -> dict[str, Any]:
     """Keyword arguments that all workers of a task pass to ``start_training``."""
     settings: dict[str, Any] = {
@@ -449,31 +326,6 @@ def _settings(task: TrialTask) -> dict[str, Any]:
         origin = {"study": Path(task.hang_folder).name, "run": task.name}
         settings |= {"weights_path": Path(task.weights_path), "origin": origin}
     return settings
-
-
-def outcome_of_death(task: TrialTask, *, seconds: float, reason: str) -> Death:
-    """What it says that a training's process died without reporting an outcome, ``seconds``
-    after the training began.
-    """
-    death = death_of(
-        task.name,
-        task.hang_folder,
-        is_past_deadline=seconds >= task.deadline_seconds,
-        reason=reason,
-    )
-    printed = (
-        "" if task.config.training is None else last_printed(Path(task.hang_folder), task.name)
-    )
-    line, *others = death.error.split("\n", 1)
-    return death._replace(error="\n".join([f"{line}; {printed}" if printed else line, *others]))
-
-
-def report_of_death(task: TrialTask, *, seconds: float, reason: str) -> WorkerReport:
-    """The report in place of the one that a training's process did not make before it died."""
-    death = outcome_of_death(task, seconds=seconds, reason=reason)
-    return WorkerReport(
-        evaluation=None, outcome=death.outcome, error=death.error, num_retries=death.num_retries
-    )
 
 
 def _refusal_in(traceback_text: str) -> str | None:

@@ -4,7 +4,6 @@ workers, which train.
 
 import logging
 import math
-import platform
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +16,15 @@ from autotune.config.compose import Composed, Composer
 from autotune.config.schema import TrialConfig
 from autotune.contention import Contention
 from autotune.errors import AutotuneError, ConfigError, DataError, InvalidTrialError
-from autotune.execution.process_end import (
-    LOW_ON_MEMORY,
+from autotune.execution.task import (
     MOST_RETRIES,
     NOT_ENDED,
+    TrialTask,
+    WorkerReport,
     is_lost,
-    num_killed_for_memory,
+    report_of_end,
+    warn_of_worker,
 )
-from autotune.execution.task_run import TrialTask, WorkerReport, outcome_of_death, warn_of_worker
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
 from autotune.search.scheduler import Done, Resume, Scheduler, Start, Trial, Wait
@@ -112,8 +112,6 @@ class _ManagedTrial:
     """Unix time at which the trial was handed to its current worker."""
     waits_since: float = 0.0
     """Unix time since which the trial waits for a worker, or at which its waiting was last told."""
-    num_killed: int = 0
-    """Number of processes that this machine's kernel had killed for memory then."""
     contention: Contention | None = None
     """Contention while the current worker trains the trial."""
     contention_before: Contention | None = None
@@ -335,7 +333,7 @@ class TrialManager:
         if managed is None or managed.stage.is_paused:
             return
         managed.stage = TrialStage.RUNNING
-        managed.handed_out_at, managed.num_killed = time.time(), num_killed_for_memory()
+        managed.handed_out_at = time.time()
         self._ends_at = min(self._ends_at, time.monotonic() + self._time_budget_seconds)
         if not managed.started_at:
             managed.started_at = managed.handed_out_at
@@ -386,12 +384,11 @@ class TrialManager:
         managed = self._trials.get(key)
         if managed is None:
             return
-        is_here = managed.fingerprint.get("host") == platform.node()
-        note = LOW_ON_MEMORY if is_here and num_killed_for_memory() > managed.num_killed else ""
-        death = outcome_of_death(
-            managed.task, seconds=time.time() - managed.handed_out_at, reason=f"{reason}{note}"
+        report = report_of_end(
+            managed.task, seconds=time.time() - managed.handed_out_at, reason=reason
         )
-        self._end(key, death.outcome, death.error, death.num_retries)
+        assert report.outcome is not None, "its worker is gone"
+        self._end(key, report.outcome, report.error, report.num_retries)
 
     def interrupt_all(self) -> None:
         """Give up all running and paused trials, because the search ends.

@@ -10,7 +10,7 @@ from typing import Any
 from ray import tune
 
 from autotune.execution.ray_ranks import bundles, ray_process_group
-from autotune.execution.task_run import WorkerReport
+from autotune.execution.task import WorkerReport
 
 
 class _NoCheckpoint:

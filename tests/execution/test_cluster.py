@@ -13,7 +13,7 @@ from autotune.config.command_line import EXIT_BAD_INPUT, run_command
 from autotune.config.schema import ClusterConfig
 from autotune.execution.cluster import ClusterSize, FreeResources, RayConnection
 from autotune.execution.process_group import rank_environment
-from autotune.execution.task_run import TrialTask
+from autotune.execution.task import TrialTask
 from autotune.execution.worker import TrialWorker
 from autotune.training import capabilities
 from autotune.training.capabilities import Capabilities

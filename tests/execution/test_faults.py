@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autotune.execution.watch import is_stopped
+from autotune.execution.watchdog import is_stopped
 from tests.execution.conftest import Commands
 from tests.support.patience import exit_code, wait_until
 from tests.support.studies import rows_of

@@ -15,7 +15,7 @@ import ray
 
 from autotune.config.schema import TrialConfig
 from autotune.execution.launcher import Launcher
-from autotune.execution.task_run import TrialTask, WorkerReport
+from autotune.execution.task import TrialTask, WorkerReport
 from autotune.execution.worker import TrialWorker
 from autotune.measurement import Target
 from autotune.outcome import Outcome

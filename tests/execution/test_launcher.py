@@ -23,7 +23,7 @@ from autotune.errors import ConfigError
 from autotune.execution import launcher as launchers
 from autotune.execution.launcher import Launcher, calling
 from autotune.execution.process_group import ProcessGroup
-from autotune.execution.task_run import TrialTask, WorkerReport
+from autotune.execution.task import TrialTask, WorkerReport
 from autotune.outcome import Outcome
 from tests.support.patience import is_alive, wait_until
 from tests.support.records import make_trial_task
@@ -110,7 +110,7 @@ def numbers(reports: list[Any]) -> list[tuple[int, float, float]]:
 
 _NEW_PROCESS = """
 import pickle, sys
-from autotune.execution.task_run import TaskRun
+from autotune.execution.task import TaskRun
 run = TaskRun(pickle.loads(sys.stdin.buffer.read()), "127.0.0.1")
 reports = [run.next_report()]
 while reports[-1].outcome is None:

@@ -12,7 +12,7 @@ import pytest
 
 from autotune.config.compose import Composer
 from autotune.config.space_files import read_search_space
-from autotune.execution.task_run import TrialTask, WorkerReport
+from autotune.execution.task import TrialTask, WorkerReport
 from autotune.execution.trial_manager import TrialManager
 from autotune.measurement import Target
 from autotune.objective import AmortisedTime

@@ -15,7 +15,7 @@ import ray
 
 from autotune.config.compose import Composer
 from autotune.execution.ray_ranks import bundles
-from autotune.execution.task_run import TrialTask, WorkerReport
+from autotune.execution.task import TrialTask, WorkerReport
 from autotune.execution.worker import TrialWorker
 from autotune.outcome import Outcome
 from tests.support.patience import PATIENCE_SECONDS, wait_until

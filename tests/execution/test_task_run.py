@@ -21,7 +21,7 @@ def from_far():
 _RUN = f"""
 from autotune.training.preload import preload
 from autotune.config.compose import Composer
-from autotune.execution.task_run import TaskRun
+from autotune.execution.task import TaskRun
 from tests.support.records import make_trial_task
 
 preload()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import autotune
-from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, report_of_death
+from autotune.execution.task import TaskRun, TrialTask, WorkerReport, report_of_end
 from autotune.execution.trial_folder import OUTPUT_FILE
 from autotune.measurement import Target, TrialResult
 from autotune.outcome import Outcome
@@ -193,7 +193,7 @@ def test_what_a_killed_process_printed_last_is_told(task: MakeTask, tmp_path: Pa
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    report = report_of_death(
+    report = report_of_end(
         task(killed), seconds=1.0, reason="the worker died: it was ended by SIGKILL"
     )
     path = tmp_path / "study/trials/trial-3" / OUTPUT_FILE

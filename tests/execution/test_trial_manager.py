@@ -14,7 +14,7 @@ from autotune.config.compose import Composer
 from autotune.config.schema import TrialConfig
 from autotune.config.space_files import read_search_space
 from autotune.contention import Contention
-from autotune.execution.task_run import TrialTask, WorkerReport
+from autotune.execution.task import TrialTask, WorkerReport
 from autotune.execution.trial_manager import TrialManager
 from autotune.measurement import Target, TrialResult
 from autotune.outcome import Outcome

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config.schema import TrialConfig
-from autotune.execution.task_run import TrialTask
+from autotune.execution.task import TrialTask
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
 

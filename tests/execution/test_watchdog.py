@@ -15,7 +15,7 @@ import pytest
 
 from autotune.config.schema import TrialConfig
 from autotune.execution.process_group import ProcessGroup
-from autotune.execution.task_run import TrialTask, WorkerReport
+from autotune.execution.task import TrialTask, WorkerReport
 from autotune.measurement import Evaluation
 from autotune.outcome import Outcome
 from tests.support.records import make_trial_task

@@ -19,18 +19,17 @@ import faulthandler
 import math
 import os
 import platform
-import select
 import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
 import psutil
 
 from autotune.contention import MAX_STOPPED_SECONDS, Contention
+from autotune.training.device import device_fault
 
 _BEAT_SECONDS = 0.1
 _LOCK_SHARE = 1.25
@@ -46,7 +45,7 @@ _BACKSTOP_SECONDS = 20.0
 watchdog thread cannot run."""
 
 
-class Watch:
+class Watchdog:
     """Watches one training of this process.
 
     Args:
@@ -267,21 +266,6 @@ def _ran(thread: str) -> _Ran | None:
     return _Ran(int(ran) / 1e9, int(waited) / 1e9, int(times))
 
 
-def is_left(connection: Connection) -> bool:
-    """Whether the process at the other end of a connection has closed it, or has ended.
-
-    What it has sent may still be read.
-    """
-    poll = select.poll()
-    poll.register(connection, _LEFT)
-    return bool(poll.poll(0))
-
-
-_LEFT = getattr(select, "POLLRDHUP", 0)
-"""Linux says at once that the other end was closed, other systems once it was closed in both
-directions."""
-
-
 def is_stopped(process: int) -> bool:
     """Whether a process stands still because of a signal (SIGSTOP) or a debugger; only on Linux."""
     try:
@@ -387,8 +371,4 @@ def _device_fault(own: Collection[int]) -> str | None:
 
     None if nothing is, or there is none.
     """
-    if "torch" not in sys.modules:
-        return None
-    from autotune.training.device import device_fault  # noqa: PLC0415  # imports torch
-
     return device_fault(own, [*descendants(os.getpid())])

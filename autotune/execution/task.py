@@ -1,0 +1,256 @@
+"""A training as data: the task that a worker is given, the reports that it makes, and what it says
+when a process ended without a report.
+
+A process that is killed from outside (SIGKILL) says nothing of the configuration, unless the
+machine's memory had run out: then the same configuration may do it again, or it was another
+program's fault. So it is tried once more, and only then counts as too large.
+
+Nothing here needs Ray or torch.
+"""
+
+import contextlib
+import logging
+import os
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from autotune.config.schema import TrialConfig
+from autotune.contention import Contention
+from autotune.execution.trial_folder import last_printed
+from autotune.measurement import Evaluation
+from autotune.outcome import Outcome
+
+logger = logging.getLogger(__name__)
+
+HANG_FILES = "hang-*.txt"
+"""Pattern of the files that watchdogs write stack traces to, ``*`` being the run's name; deleted
+when the run ends."""
+NOT_ENDED = "not ended at its deadline"
+"""How the reason of a death says that another process ended one that hung."""
+LOW_ON_MEMORY = ", while this machine was low on memory"
+"""How the reason of a death ends if the kernel killed a process for memory meanwhile."""
+LAUNCHER_ENDED = "the worker died: its launcher was ended"
+MOST_RETRIES = 2**31
+"""Number of retries of a point that ``search.max_retries`` alone limits."""
+_SIGKILL = "SIGKILL"
+_RAY_OUT_OF_MEMORY = ("OutOfMemory", "OUT_OF_MEMORY", "low on memory")
+_RAY_UNEXPECTED = "connection error code 2"
+"""Ray's words if a worker's process was gone all at once, be it by SIGKILL or by a crash."""
+
+
+ACCELERATOR = "accelerator_type:"
+"""Prefix of the name of the custom resource that Ray gives a machine for its kind of GPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialTask:
+    """Everything that a worker needs to run one training."""
+
+    name: str
+    """Name of the run, such as ``trial-7``."""
+    number: int | None = None
+    """Number of the trial whose configuration is trained; None outside a study."""
+    config: TrialConfig
+    cap_seconds: float
+    num_threads: int
+    deadline_seconds: float
+    """Wall seconds after which the process ends itself: a hung trial cannot be asked to stop."""
+    code_folders: tuple[str, ...]
+    """Folders that may hold Python modules of the user's own."""
+    working_folder: str
+    """The driver's working folder: relative paths in a configuration start there if the worker's
+    machine has that folder."""
+    hang_folder: str
+    """Folder where a hung process leaves its stack traces, if the worker's machine has that
+    folder."""
+    num_cpus: int
+    """Number of CPUs of all workers together."""
+    num_gpus: int
+    """Number of GPUs of all workers together."""
+    logs_folder: str | None = None
+    """Folder whose folder of the run's name gets what the training's own code logs to MLflow;
+    None if it logs where it says."""
+    compiled_folder: str | None = None
+    """Folder for compiled code in place of the machine's own, if the worker's machine has it."""
+    score_test: bool = False
+    weights_path: str | None = None
+    """File for the weights at the end, if the worker's machine has its folder; a training
+    function of the user's writes those it saved."""
+    state_folder: str | None = None
+    """Folder for the training state while the trial is paused; None for a trial that is never
+    paused."""
+    is_paused: bool = False
+    """Whether the trial has been paused: its training then continues from the state in
+    ``state_folder``."""
+    placement: str = "PACK"
+    """Ray's placement strategy for the workers: how they are distributed over machines."""
+    accelerator_type: str | None = None
+    """Ray's accelerator type of the GPUs that each worker's machine must have; None for any
+    machine."""
+    launcher: str | None = None
+    """Address of the driver's launcher, if all trainings run on its machine."""
+    niceness: int = field(default_factory=lambda: os.getpriority(os.PRIO_PROCESS, 0))
+    """The driver's niceness, which workers take if permitted; on a cluster that was joined they
+    start with Ray's, usually 15."""
+    driver: tuple[str, int] = field(default_factory=lambda: (platform.node(), os.getpid()))
+    """Host and process id of the driver: processes that the driver has started belong to the
+    study and are no contention."""
+
+    @property
+    def num_workers(self) -> int:
+        """Number of processes that train together."""
+        return int(self.config.num_workers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerReport:
+    """A worker's report: an evaluation, the end of the training, or both."""
+
+    evaluation: Evaluation | None
+    outcome: Outcome | None
+    """How the training ended; None in every report before the last."""
+    error: str | None = None
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    """What the numbers depend on, such as versions and device; empty except in the first report
+    with an evaluation."""
+    test_metric: float | None = None
+    can_pause: bool = False
+    """Whether the training's state can be kept now, to continue later."""
+    contention: Contention | None = None
+    """What else used the machine so far, as the training's first worker measured it; None before
+    its first measurement."""
+    is_data_missing: bool = False
+    """Whether the error is that this machine cannot read the data set: then every other
+    configuration would fail as well."""
+    is_consequence: bool = False
+    """Whether a rank only lost its connection to another one, whose error is the real one."""
+    num_retries: int = 0
+    """Number of times that the point is tried again before the outcome holds, after a process
+    was killed from outside."""
+
+
+def report_of_end(task: TrialTask, *, seconds: float, reason: str) -> WorkerReport:
+    """The report in place of the one that a training's process did not make before it ended.
+
+    The run's hang file is deleted.
+
+    Args:
+        task: the training's task.
+        seconds: seconds from the training's start to its process's end.
+        reason: how the process ended, as its launcher or Ray tells.
+    """
+    outcome, error, num_retries = _meaning(task, seconds, reason)
+    printed = task.config.training and last_printed(Path(task.hang_folder), task.name)
+    if printed:
+        line, *traces = error.split("\n", 1)
+        error = "\n".join([f"{line}; {printed}", *traces])
+    return WorkerReport(evaluation=None, outcome=outcome, error=error, num_retries=num_retries)
+
+
+def _meaning(task: TrialTask, seconds: float, reason: str) -> tuple[Outcome, str, int]:
+    """Outcome, error and number of retries of a training whose process ended for a reason."""
+    hang_file, stack_traces = hang_path(task.name, task.hang_folder), ""
+    # there is no hang file, such as from the watchdog of another machine
+    with contextlib.suppress(OSError):
+        stack_traces = hang_file.read_text(encoding="utf-8")
+        hang_file.unlink()
+    is_killed = _SIGKILL in reason
+    if stack_traces or (seconds >= task.deadline_seconds and not is_killed):
+        said = f"{NOT_ENDED}; the worker was ended\n{stack_traces}".rstrip()
+        return Outcome.TIMED_OUT, said, 0
+    # Ray's own watch of the memory, or the kernel
+    if any(words in reason for words in _RAY_OUT_OF_MEMORY):
+        return Outcome.OUT_OF_MEMORY, reason, 1
+    if is_killed or is_lost(reason) or LAUNCHER_ENDED in reason:
+        return Outcome.LOST, reason, MOST_RETRIES
+    return Outcome.ERRORED, reason, 1 if _RAY_UNEXPECTED in reason else 0
+
+
+def is_lost(reason: str) -> bool:
+    """Whether a worker was lost with its machine, or a paused trial's state with a disk that is
+    full, judged by the error message.
+    """
+    return any(
+        words in reason
+        for words in ("node has died", "preempted", "temporarily unavailable", "cannot be written")
+    )
+
+
+def is_killed(error: BaseException) -> bool:
+    """Whether an exception of a training means that a process of its own was killed: one that
+    gathers batches, or a script.
+    """
+    # torch tells the signal in the first of two errors
+    causes = (error, error.__cause__, error.__context__)
+    return any(
+        isinstance(cause, RuntimeError) and _TOLD_AS_KILLED.search(str(cause)) is not None
+        for cause in causes
+    )
+
+
+_TOLD_AS_KILLED = re.compile(r"killed by signal: Killed|was ended by SIGKILL")
+
+
+def hang_path(run: str, folder: str) -> Path:
+    """The file for the stack traces of a run that hangs."""
+    return Path(folder) / HANG_FILES.replace("*", run)
+
+
+def num_killed_for_memory() -> int:
+    """Number of processes that the kernel has killed for memory: of this process's control group,
+    or else of the machine; 0 if unknown.
+
+    Source: the kernel's documentation, "Control Group v2", memory.events; "Memory Resource
+    Controller", memory.oom_control.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, controllers, group = line.split(":", 2)
+            for path in _counters(controllers, group.strip("/")):
+                if (count := _count(path)) is not None:
+                    return count
+    return _count(Path("/proc/vmstat")) or 0
+
+
+def _counters(controllers: str, group: str) -> list[Path]:
+    root = Path("/sys/fs/cgroup")
+    if controllers == "":
+        return [root / group / "memory.events"] if group else []
+    return (
+        [root / "memory" / group / "memory.oom_control"]
+        if "memory" in controllers.split(",") and group
+        else []
+    )
+
+
+def _count(path: Path) -> int | None:
+    with contextlib.suppress(OSError):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            name, _, number = line.partition(" ")
+            if name == "oom_kill":
+                return int(number)
+    return None
+
+
+def warn_of_worker(task: TrialTask, report: WorkerReport) -> None:
+    """Log, once each, if a worker could not take the driver's niceness, and what cannot be told
+    of disturbances of its GPU.
+    """
+    found = report.fingerprint.get("niceness", task.niceness)
+    if found > task.niceness:
+        _warn_once(
+            f"workers run at niceness {found}, not at the driver's {task.niceness}: what else runs"
+            " on their machines comes first"
+        )
+    for line in report.fingerprint.get("untold", ()):
+        _warn_once(line)
+
+
+@cache
+def _warn_once(line: str) -> None:
+    logger.warning("%s", line)
