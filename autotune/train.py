@@ -9,10 +9,10 @@ import math
 import shutil
 import sys
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.config.command_line import (
     EXIT_NOT_REACHED,
@@ -23,13 +23,16 @@ from autotune.config.command_line import (
 )
 from autotune.config.experiments import names_experiment, require_experiment
 from autotune.config.schema import TrialConfig
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, WorkerError
 from autotune.hiding import LogFormatter
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import Objective, check_measured
 from autotune.outcome import Outcome
 from autotune.remote import fetched, is_file, is_remote, upload, user_path
 from autotune.training.state_files import STATE_FILE, WEIGHTS_FILE
+
+if TYPE_CHECKING:
+    from autotune.training.capabilities import Capabilities
 
 _EPILOG = "An exported experiment runs by name: autotune train experiment=NAME --config-dir DIR"
 
@@ -49,7 +52,6 @@ def train_command(arguments: Sequence[str]) -> int:
 
     from autotune.config.build import build  # noqa: PLC0415  # after --cfg
     from autotune.training import capabilities, device, run, sources  # noqa: PLC0415  # torch
-    from autotune.training.parallel.rendezvous import spawned  # noqa: PLC0415  # torch
 
     _print_log()
     machine = device.local_capabilities()
@@ -64,11 +66,14 @@ def train_command(arguments: Sequence[str]) -> int:
         objective = build(composed.config.objective, config.allowed_targets, "objective")
         check_measured(objective, [machine.device_of(config)])
         print(f"device: {capabilities.describe_device(config, machine)}", flush=True)
-        with spawned(config, **settings) as ranks:
-            training = run.start_training(config, ranks=ranks, **settings)
-            last, outcome, test_metric = _follow(
-                training, config.target.metric, send, device.is_out_of_memory
-            )
+        training = (
+            run.start_training(config, **settings)
+            if config.num_workers == 1
+            else _train_in_ranks(config, settings["num_threads"], machine)
+        )
+        last, outcome, test_metric = _follow(
+            training, config.target.metric, send, device.is_out_of_memory
+        )
     print(f"outcome {outcome}: {config.target}")
     if last is not None:
         early = last.reused_build_seconds
@@ -147,6 +152,55 @@ def _kept_at(
         "origin": {"command": list(arguments)},
     }
     return send
+
+
+def _train_in_ranks(
+    config: TrialConfig, num_threads: int, capabilities: "Capabilities"
+) -> Generator[Evaluation, None, float | None]:
+    """Train with several workers, each a process of this machine, and yield the evaluations.
+
+    Returns the metric on the test split.
+
+    Raises:
+        ConfigError: a worker refused the configuration, or there are fewer GPUs than workers.
+        WorkerError: a worker failed.
+    """
+    from autotune.execution.process_group import ProcessGroup  # noqa: PLC0415  # after --cfg
+    from autotune.execution.task import TrialTask  # noqa: PLC0415  # after --cfg
+    from autotune.training.capabilities import uses_cuda  # noqa: PLC0415  # after --cfg
+
+    is_on_gpu = uses_cuda(config, capabilities)
+    if is_on_gpu and config.num_workers > capabilities.num_gpus:
+        raise ConfigError(
+            f"parallelism.num_workers: found {config.num_workers}; this machine has"
+            f" {capabilities.num_gpus} GPUs"
+        )
+    test_metric = None
+    with TemporaryDirectory(prefix="autotune-") as folder, closing(ProcessGroup()) as processes:
+        task = TrialTask(
+            name="train",
+            config=config,
+            cap_seconds=math.inf,
+            num_threads=num_threads,
+            deadline_seconds=math.inf,
+            code_folders=tuple(sys.path),
+            working_folder=str(Path.cwd()),
+            hang_folder=folder,
+            num_cpus=num_threads * config.num_workers,
+            num_gpus=config.num_workers if is_on_gpu else 0,
+            score_test=True,
+        )
+        for report in processes.train(task):
+            test_metric = report.test_metric
+            if report.evaluation is not None:
+                yield report.evaluation
+            elif report.outcome is Outcome.INVALID:
+                raise ConfigError(report.error or "a worker refused the configuration")
+            elif report.outcome is Outcome.OUT_OF_MEMORY:
+                raise MemoryError((report.error or "").strip().rpartition("\n")[2])
+            elif report.error is not None:
+                raise WorkerError("a worker failed:", report.error)
+    return test_metric
 
 
 def _follow(

@@ -117,14 +117,36 @@ class ProcessGroup:
         An error is reported as that of the rank that met it first. The training has ended, and its
         resources are free, when its outcome is reported.
         """
-        report = self._report(is_interrupted)
-        if report is not None and report.outcome is not None:
-            assert self._task is not None, "it was begun"
-            is_fit = not (report.outcome.needs_new_worker or self._task.config.needs_fresh_process)
+        assert self._task is not None, "it was begun"
+        first, report = self._processes[0], None
+        first.send("next_report")
+        while report is None and not first.poll(POLL_SECONDS):
+            if is_interrupted():
+                return None
+            failure = self._first_failure(0.0)
+            if failure is not None and not first.poll(_EXPLAIN_SECONDS):
+                report = failure
+                self._end_processes()  # nothing else ends the first rank, which waits for the other
+        report = self._explained(first.receive() if report is None else report)
+        if report.outcome is not None:
+            needs_fresh = self._task.config.needs_fresh_process
             self.end()
-            if not is_fit:
+            if report.outcome.needs_new_worker or needs_fresh:
                 self._end_processes()
         return report
+
+    def _explained(self, answer: Any) -> WorkerReport:
+        """The report of the first rank, or of the one that met an error first."""
+        assert self._task is not None, "it was begun"
+        if isinstance(answer, ProcessExited):
+            seconds = time.time() - self._began_at
+            answer = report_of_end(self._task, seconds=seconds, reason=answer.reason)
+        assert isinstance(answer, WorkerReport)
+        if answer.outcome in (Outcome.ERRORED, Outcome.LOST):
+            failure = self._first_failure(_EXPLAIN_SECONDS)
+            if failure is not None and not failure.is_consequence:
+                return failure
+        return answer
 
     def train(
         self, task: TrialTask, is_interrupted: Callable[[], bool] = lambda: False
@@ -144,29 +166,6 @@ class ProcessGroup:
                 yield report
         finally:
             self._end_processes()
-
-    def _report(self, is_interrupted: Callable[[], bool]) -> WorkerReport | None:
-        assert self._task is not None, "it was begun"
-        first = self._processes[0]
-        first.send("next_report")
-        while not first.poll(POLL_SECONDS):
-            if is_interrupted():
-                return None
-            failure = self._first_failure(0.0)
-            if failure is not None and not first.poll(_EXPLAIN_SECONDS):
-                self._end_processes()  # nothing else ends the first rank, which waits for the other
-                return failure
-        report = first.receive()
-        if isinstance(report, ProcessExited):
-            report = report_of_end(
-                self._task, seconds=time.time() - self._began_at, reason=report.reason
-            )
-        assert isinstance(report, WorkerReport)
-        if report.outcome in (Outcome.ERRORED, Outcome.LOST) and self._task.num_workers > 1:
-            failure = self._first_failure(_EXPLAIN_SECONDS)
-            if failure is not None and not failure.is_consequence:
-                return failure
-        return report
 
     def keep(self) -> None:
         """Write the training's state to the task's state folder, for another process to continue

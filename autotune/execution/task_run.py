@@ -55,7 +55,7 @@ class TaskRun:
         host: this machine's address, at which the other ranks meet this process, the first one.
     """
 
-    def __init__(self, task: TrialTask, host: str) -> None:
+    def __init__(self, task: TrialTask, host: str = "127.0.0.1") -> None:
         self._task = task
         self._host = host
         self._store: Any = None
@@ -86,7 +86,15 @@ class TaskRun:
         At the trial's deadline this process is killed.
         """
         with self._watchdog.on(), paused_while_waiting(self._watchdog.off):
-            report = self._advance()
+            try:
+                self._training = self._training or self._start()
+                report = self._report_of(next(self._training))
+            except StopIteration as ended:
+                outcome = (self._last.outcome if self._last else None) or Outcome.MISSED
+                report = WorkerReport(evaluation=None, outcome=outcome, test_metric=ended.value)
+            # any error of the trained code is an outcome
+            except Exception as error:  # noqa: BLE001
+                report = self._report_of_error(error)
         contention = self._watchdog.contention(is_last=report.outcome is not None)
         if contention is not None and self._store is not None:
             # all others waited for one that was stopped
@@ -130,58 +138,38 @@ class TaskRun:
             self._hang_path.unlink(missing_ok=True)
             self._hang_file = None
 
-    def _advance(self) -> WorkerReport:
-        try:
-            if self._training is None:
-                self._training = self._start()
-            evaluation = next(self._training)
-        except StopIteration as ended:
-            outcome = (self._last.outcome if self._last else None) or Outcome.MISSED
-            return WorkerReport(evaluation=None, outcome=outcome, test_metric=ended.value)
-        except StateError as error:  # of a paused trial, whose point is trained anew
-            return WorkerReport(evaluation=None, outcome=Outcome.LOST, error=str(error))
-        except AutotuneError as error:
-            return WorkerReport(
-                evaluation=None,
-                outcome=Outcome.INVALID,
-                error=str(error),
-                is_data_missing=isinstance(error, DataError),
-            )
-        # any error of the trained code is an outcome, reported with its traceback
-        except Exception as error:  # noqa: BLE001
-            if is_killed(error):
-                return report_of_end(
-                    self._task, seconds=0.0, reason=f"{_killed_reason(error)}{self._memory_note()}"
-                )
-            text = traceback.format_exc()
-            refusal = _refusal_in(text)
-            outcome = (
-                Outcome.INVALID
-                if refusal
-                else Outcome.OUT_OF_MEMORY
-                if is_out_of_memory(error)
-                else Outcome.ERRORED
-            )
-            return WorkerReport(
-                evaluation=None, outcome=outcome, error=refusal or f"{text}{self._output_note()}"
-            )
+    def _report_of(self, evaluation: Evaluation) -> WorkerReport:
         is_first, self._last = self._last is None, evaluation
-        test_metric = (
-            self._test_metric(evaluation)
-            if self._task.score_test and evaluation.outcome is not None
-            else None
-        )
+        is_last = evaluation.outcome is not None
+        is_late = is_first and self._folder and evaluation.outcome is Outcome.TIMED_OUT
         return WorkerReport(
             evaluation=evaluation,
             outcome=evaluation.outcome,
-            error=(
-                _START_UP.format(evaluation)
-                if is_first and self._folder and evaluation.outcome is Outcome.TIMED_OUT
-                else None
-            ),
+            error=_START_UP.format(evaluation) if is_late else None,
             fingerprint=self._take_fingerprint(),
-            test_metric=test_metric,
+            test_metric=self._test_metric(evaluation)
+            if self._task.score_test and is_last
+            else None,
             can_pause=self._can_pause,
+        )
+
+    def _report_of_error(self, error: Exception) -> WorkerReport:
+        if is_killed(error):
+            reason = f"{_killed_reason(error)}{self._memory_note()}"
+            return report_of_end(self._task, seconds=0.0, reason=reason)
+        text = traceback.format_exc()
+        refusal = str(error) if isinstance(error, AutotuneError) else _refusal_in(text)
+        if isinstance(error, StateError):  # of a paused trial, whose point is trained anew
+            outcome = Outcome.LOST
+        elif refusal is not None:
+            outcome = Outcome.INVALID
+        else:
+            outcome = Outcome.OUT_OF_MEMORY if is_out_of_memory(error) else Outcome.ERRORED
+        return WorkerReport(
+            evaluation=None,
+            outcome=outcome,
+            error=refusal if refusal is not None else f"{text}{self._output_note()}",
+            is_data_missing=isinstance(error, DataError),
         )
 
     def _output_note(self) -> str:
@@ -222,9 +210,11 @@ class TaskRun:
 
     def _test_metric(self, evaluation: Evaluation) -> float | None:
         """The metric on the test split, which the training's generator returns when it is
-        resumed after its last evaluation.
+        resumed after its last evaluation; None if it is not asked for.
         """
         assert self._training is not None
+        if not self._task.score_test:
+            return None
         try:
             next(self._training)
         except StopIteration as ended:

@@ -110,8 +110,8 @@ def numbers(reports: list[Any]) -> list[tuple[int, float, float]]:
 
 _NEW_PROCESS = """
 import pickle, sys
-from autotune.execution.task import TaskRun
-run = TaskRun(pickle.loads(sys.stdin.buffer.read()), "127.0.0.1")
+from autotune.execution.task_run import TaskRun
+run = TaskRun(pickle.loads(sys.stdin.buffer.read()))
 reports = [run.next_report()]
 while reports[-1].outcome is None:
     reports.append(run.next_report())
@@ -261,6 +261,31 @@ def test_ranks_end_together_and_train_the_next_trial(
     group.end()  # stopped in the middle
     last = reports_of(group, make_task("parallelism=ddp", "epochs=1"))[-1]
     assert last.outcome is Outcome.MISSED
+
+
+_FAILS = """
+import torch
+
+def on_the_second_rank(outputs, targets):
+    if torch.distributed.get_rank() == 1:
+        raise ValueError("the second rank failed")
+    return torch.nn.functional.cross_entropy(outputs, targets)
+"""
+
+
+def test_an_error_of_one_rank_is_that_of_the_training(
+    group: ProcessGroup, make_task: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "fails.py").write_text(_FAILS)
+    task = make_task("parallelism=ddp")
+    config = replace(
+        task.config,
+        loss={"_target_": "fails.on_the_second_rank"},
+        allowed_targets=(*task.config.allowed_targets, "fails"),
+    )
+    last = reports_of(group, replace(task, config=config))[-1]
+    assert last.outcome is Outcome.ERRORED
+    assert "ValueError: the second rank failed" in (last.error or "")
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])

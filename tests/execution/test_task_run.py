@@ -21,14 +21,14 @@ def from_far():
 _RUN = f"""
 from autotune.training.preload import preload
 from autotune.config.compose import Composer
-from autotune.execution.task import TaskRun
+from autotune.execution.task_run import TaskRun
 from tests.support.records import make_trial_task
 
 preload()
 own = ["allowed_targets=[my_data]", "data._target_=my_data.from_far"]
 config = Composer(["experiment=cnn", "device=cpu", "model.widths=[4]", *own])
 task = make_trial_task(config.compose().trial, ".", deadline_seconds={DEADLINE_SECONDS}.0)
-run = TaskRun(task, "127.0.0.1")
+run = TaskRun(task)
 report = run.next_report()
 print(report.evaluation.build_seconds if report.evaluation else report.error)
 run.close()

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 import autotune
-from autotune.execution.task import TaskRun, TrialTask, WorkerReport, report_of_end
+from autotune.execution.task import TrialTask, WorkerReport, report_of_end
+from autotune.execution.task_run import TaskRun
 from autotune.execution.trial_folder import OUTPUT_FILE
 from autotune.measurement import Target, TrialResult
 from autotune.outcome import Outcome

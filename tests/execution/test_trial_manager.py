@@ -69,8 +69,7 @@ def make_trials(tmp_path: Path) -> MakeTrials:
             composer=composer,
             tracker=NoTracker(info),
             listeners=(),
-            make_task=make_task,
-            **settings,
+            **{"make_task": make_task, **settings},
         )
         return trials, policy
 

@@ -75,7 +75,8 @@ RUN = """
 import json, sys
 from dataclasses import replace
 from autotune.config.compose import Composer
-from autotune.execution.task import TaskRun, TrialTask
+from autotune.execution.task import TrialTask
+from autotune.execution.task_run import TaskRun
 
 folder, study, target, *names = sys.argv[1:]
 is_function = target.startswith("my_code")

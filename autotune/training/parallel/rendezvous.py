@@ -6,33 +6,22 @@ Without a cluster, the first rank starts the others as processes on its own mach
 import contextlib
 import os
 import socket
-import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
-import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in torch's stubs
-from torch.multiprocessing import (  # type: ignore[attr-defined]  # without __all__
-    ProcessExitedException,
-    ProcessRaisedException,
-    spawn,
-)
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import AutotuneError, ConfigError
 from autotune.outcome import Outcome
-from autotune.training.capabilities import visible_devices, visible_devices_environment
 from autotune.training.device import is_out_of_memory, pick_device
-from autotune.training.parallel.ranks import ALONE, TIMEOUT, Ranks, joined, open_store
+from autotune.training.parallel.ranks import TIMEOUT, Ranks, joined
 from autotune.training.run import start_training
 
-_END_SECONDS = 10.0
-"""Seconds that the other ranks may take to end after the first one."""
-_HOST = "127.0.0.1"
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
@@ -171,62 +160,6 @@ def follow(config: TrialConfig, rendezvous: Rendezvous, **settings: Any) -> Fail
             error=traceback.format_exc(),
         )
     return None
-
-
-class RankFailedError(RuntimeError):
-    """Another rank met an error; its traceback is the message."""
-
-
-@contextmanager
-def spawned(config: TrialConfig, **settings: Any) -> Iterator[Ranks]:
-    """Start the other ranks of a training and join them as the first one.
-
-    They end with the context.
-
-    Args:
-        config: the training's configuration, which gives the number of ranks.
-        settings: further arguments of ``start_training``, the same for all ranks.
-
-    Raises:
-        ConfigError: there are fewer GPUs than ranks.
-        RankFailedError: another rank met an error that ended the training.
-    """
-    size = config.num_workers
-    if size == 1:
-        yield ALONE
-        return
-    if pick_device(config.device).type == "cuda" and size > torch.cuda.device_count():
-        raise ConfigError(
-            f"parallelism.num_workers: found {size}, use up to {torch.cuda.device_count()}, the"
-            " number of GPUs here"
-        )
-    store = open_store(_HOST)
-    first = Rendezvous(host=_HOST, port=store.port, rank=0, size=size)
-    others = spawn(  # type: ignore[no-untyped-call]
-        _run_rank, (config, first, settings), size - 1, join=False, daemon=True
-    )
-    try:
-        with joined_at(first, config) as ranks:
-            try:
-                yield ranks
-            except RuntimeError as error:
-                try:
-                    others.join(_END_SECONDS)
-                except (ProcessExitedException, ProcessRaisedException) as cause:
-                    raise RankFailedError(str(cause)) from error
-                raise
-    finally:
-        until = time.monotonic() + _END_SECONDS
-        for other in others.processes:
-            other.join(max(0.0, until - time.monotonic()))
-            other.kill()
-
-
-def _run_rank(index: int, config: TrialConfig, first: Rendezvous, settings: dict[str, Any]) -> None:
-    rendezvous = replace(first, rank=index + 1)
-    devices = visible_devices(first.size)[rendezvous.rank : rendezvous.rank + 1]
-    os.environ.update(visible_devices_environment(devices))
-    _train(config, rendezvous, settings)
 
 
 def _train(config: TrialConfig, rendezvous: Rendezvous, settings: Mapping[str, Any]) -> None:

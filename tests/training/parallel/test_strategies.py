@@ -2,7 +2,6 @@
 
 import math
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,9 @@ from autotune.measurement import PhaseClock
 from autotune.training.components import make_components
 from autotune.training.data import load_data
 from autotune.training.parallel.ranks import joined, open_store
-from autotune.training.parallel.rendezvous import RankFailedError, spawned
 from autotune.training.parallel.strategy import SharedModel
-from autotune.training.run import check_training, start_training
+from autotune.training.run import check_training
 from autotune.training.set_up import set_up
-from tests.support.patience import wait_until
 from tests.support.ranks import Ranks, losses
 
 SHORT = (
@@ -224,22 +221,3 @@ def test_ranks_end_together_when_time_is_over(ranks: Ranks, parallelism: str) ->
 def test_an_error_of_one_rank_ends_the_others(ranks: Ranks) -> None:
     found = ranks.train(2, [*SHORT, "parallelism=ddp", "parallelism.compression=bf16"])
     assert all("which needs NCCL" in each for each in found)
-
-
-def fails_on_the_second_rank(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    if torch.distributed.get_rank() == 1:
-        raise ValueError("the second rank failed")
-    return torch.nn.functional.cross_entropy(outputs, targets)
-
-
-@pytest.mark.slow
-def test_the_first_rank_tells_what_failed_on_another_one() -> None:
-    composed = Composer([*SHORT, "parallelism=ddp"]).compose().trial
-    config = replace(
-        composed,
-        loss={"_target_": f"{__name__}.fails_on_the_second_rank"},
-        allowed_targets=(__name__,),
-    )
-    with pytest.raises(RankFailedError, match="the second rank failed"), spawned(config) as ranks:
-        list(start_training(config, ranks=ranks))
-    wait_until(lambda: not torch.distributed.is_initialized())
