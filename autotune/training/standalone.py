@@ -126,6 +126,12 @@ def _what_cannot_be_said(config: TrialConfig) -> Iterator[tuple[str, object, str
         yield "technique", technique, "none"
     if config.precision.float8:
         yield "precision.float8", "true", "false"
+    written = {"num_threads", "optimizer_kernels"} | {
+        *re.findall(r"\bruntime\.(\w+)", _TEMPLATE.read_text(encoding="utf-8"))
+    }
+    for key, value in vars(config.runtime).items():
+        if key not in written and value:
+            yield f"runtime.{key}", value, "the value that it has where nobody sets it"
     for key in _COMPONENTS:
         node = getattr(config, key)
         if not accepts_name(node["_target_"], key):

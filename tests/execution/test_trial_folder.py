@@ -65,7 +65,7 @@ def task(
 
 def trained(task: TrialTask) -> WorkerReport:
     """The last report of a task's training."""
-    run = TaskRun(task)
+    run = TaskRun(task, "127.0.0.1")
     try:
         while (report := run.next_report()).outcome is None:
             pass

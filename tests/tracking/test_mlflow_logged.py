@@ -91,7 +91,7 @@ task = TrialTask(
     logs_folder=study + "/mlflow", num_cpus=1, num_gpus=0,
 )
 for name in names:
-    run = TaskRun(replace(task, name=name))
+    run = TaskRun(replace(task, name=name), "127.0.0.1")
     while (report := run.next_report()).outcome is None:
         pass
     run.close()  # until then this process's stdout is the run's
