@@ -61,6 +61,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    gc.freeze()  # nor is what earlier tests keep
     if item.get_closest_marker("gpu") is None:
         return
     import torch  # the tests of other parts do without its second and a half

@@ -83,6 +83,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_function_of_a_script_is_tuned_to_a_confirmed_result(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)

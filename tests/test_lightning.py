@@ -296,7 +296,10 @@ def fit_row(row: str, is_first: bool, folder: str) -> None:
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["first", "last"])
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, marks=[] if row == "all at once" else pytest.mark.slow) for row in ROWS],
+)
 def test_a_training_that_is_paused_at_every_epoch_is_as_if_it_were_not(
     own: MakeConfig,
     tmp_path: Path,

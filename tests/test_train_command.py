@@ -142,6 +142,7 @@ def test_a_folder_that_nothing_can_be_kept_in_is_refused_before_anything_is_read
         train_command([*toy, f"data._target_={__name__}.no_images", f"checkpoint.folder={folder}"])
 
 
+@pytest.mark.slow
 def test_a_training_starts_from_weights_at_a_url(
     toy: list[str], memory: str, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,6 +198,7 @@ def test_a_typo_is_answered_in_one_line() -> None:
     assert "did you mean cnn?" in finished.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.command
 def test_a_training_that_was_ended_goes_on_at_its_url_in_another_process(
     server: Server, tmp_path: Path

@@ -246,7 +246,13 @@ def fit_row(row: str, is_first: bool, folder: str) -> None:
     "is_first",
     [pytest.param(True, id="first"), pytest.param(False, id="last", marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, marks=[] if row == "the best model at the end" else pytest.mark.slow)
+        for row in ROWS
+    ],
+)
 def test_a_training_that_is_paused_at_every_evaluation_is_as_if_it_were_not(
     own: MakeConfig,
     tmp_path: Path,

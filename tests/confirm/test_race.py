@@ -223,7 +223,7 @@ def test_a_gain_of_four_is_shown_though_one_run_in_five_falls_short() -> None:
     """The four pairs of a claim may vary far more than the model of all runs says: then it takes
     more of them.
     """
-    num_studies, num_shown, means = 150, 0, [4.0, 1.0, 1.3, 1.6, 1.9]
+    num_studies, num_shown, means = 50, 0, [4.0, 1.0, 1.3, 1.6, 1.9]
     for seed in range(num_studies):
         rng = np.random.default_rng(seed)
 
@@ -337,7 +337,7 @@ def test_true_gains_are_claimed_and_others_seldom(
 
     Benchmarks.noise measures it with a thousand studies.
     """
-    means, num_studies, num_claimed, num_held = [1.0, *[1.0] * 4, 1 / gain, *[1.0] * 3], 150, 0, 0
+    means, num_studies, num_claimed, num_held = [1.0, *[1.0] * 4, 1 / gain, *[1.0] * 3], 50, 0, 0
     for seed in range(num_studies):
         draw = noisy(means, sd, seed)
         ended, runs = race(

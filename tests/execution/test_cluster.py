@@ -92,6 +92,7 @@ def test_machines_that_leave_are_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert room.shortage(task) == "it takes 2 CPU and 1 GPU, and Ray has 4 CPU and 0 GPU"  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_study_whose_gpu_ray_does_not_count_ends_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

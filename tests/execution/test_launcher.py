@@ -288,7 +288,9 @@ def test_an_error_of_one_rank_is_that_of_the_training(
     assert "ValueError: the second rank failed" in (last.error or "")
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "sent", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+)
 def test_a_rank_that_is_gone_or_hangs_ends_the_training_of_all(
     launcher: Launcher, group: ProcessGroup, make_task: Any, sent: int
 ) -> None:

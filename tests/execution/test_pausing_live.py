@@ -5,6 +5,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from autotune.search.study import RETRY_OF, finished_results, read_study
 from tests.support.patience import wait_until
 
@@ -22,6 +24,7 @@ _COMMAND = (
 )
 
 
+@pytest.mark.slow
 def test_a_study_that_is_killed_goes_on_with_its_paused_trials(
     commands: Any, tmp_path: Path
 ) -> None:

@@ -310,6 +310,7 @@ def test_the_same_command_again_finds_the_same_and_runs_nothing(
     assert {run.info.run_id: run.info.status for run in study.runs} == runs
 
 
+@pytest.mark.slow
 def test_every_file_of_a_finished_study_is_made_again_from_its_storage(
     study: Whole, tmp_path: Path
 ) -> None:

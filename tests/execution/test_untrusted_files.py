@@ -34,7 +34,7 @@ def crafted(path: Path) -> None:
     save_state(path, {"x": torch.frombuffer(bytearray(code), dtype=torch.uint8)})
 
 
-@pytest.mark.parametrize("dry_run", [True, False])
+@pytest.mark.parametrize("dry_run", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "content",
     [

@@ -212,6 +212,7 @@ with mlflow.start_run():
     assert len(curve(uri, "trial-0", "bulk")) == 2000
 
 
+@pytest.mark.slow
 def test_autologging_and_its_model_reach_the_run(info: StudyInfo, uri: str) -> None:
     code = f"""
 import mlflow

@@ -666,6 +666,7 @@ def test_a_file_that_mlflow_did_not_make_to_the_end_is_one_line_that_says_so(
         mlflow_store.open_experiment(uri, "any", [])
 
 
+@pytest.mark.slow
 def test_two_studies_that_begin_at_once_make_one_database(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     processes = [

@@ -165,7 +165,7 @@ def test_a_run_says_how_it_ended(info: StudyInfo) -> None:
     tracker.start(trial)
     tracker.evaluate(trial.name, make_evaluation(1, metric=float("nan")))
     close(tracker)
-    capped, errored, interrupted, _ = (written(info)[name] for name in sorted(written(info)))
+    capped, errored, interrupted, _ = (run for _, run in sorted(written(info).items()))
     assert [(each["tags"], each["exit_code"]) for each in (capped, errored, interrupted)] == [
         (["CAPPED"], 0),
         (["ERRORED"], 1),
@@ -175,6 +175,7 @@ def test_a_run_says_how_it_ended(info: StudyInfo) -> None:
     assert "accuracy" not in interrupted["summary"]
 
 
+@pytest.mark.slow
 def test_what_a_killed_service_or_a_full_disk_cost_is_written_anew(
     info: StudyInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +223,7 @@ def test_a_studys_files_are_its_own_runs(info: StudyInfo, tmp_path: Path) -> Non
     ] == ["best.yaml", "figures/search.png"]
 
 
+@pytest.mark.slow
 def test_a_resumed_study_keeps_what_is_written_and_replaces_its_own_run(info: StudyInfo) -> None:
     runs = [make_run(number) for number in range(2)]
     first = WandbTracker(info)
@@ -238,6 +240,7 @@ def test_a_resumed_study_keeps_what_is_written_and_replaces_its_own_run(info: St
     assert found["cnn-1"]["summary"]["speed_up"] == 2.0
 
 
+@pytest.mark.slow
 def test_a_server_that_is_gone_leaves_the_runs_on_the_disk(
     info: StudyInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:

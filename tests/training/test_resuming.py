@@ -17,7 +17,6 @@ from autotune.training.loop import train
 MakeConfig = Callable[..., TrialConfig]
 
 PARTS = {
-    "plain": (),
     "adaptive, averaged, augmented": (
         "optimizer=adamw",
         "lr_schedule=cosine",
@@ -26,6 +25,7 @@ PARTS = {
     ),
 }
 SLOW_PARTS = {
+    "plain": (),
     "schedule and momentum": ("lr_schedule=one_cycle",),
     "prefetched": ("augmentation=flip_shift", "data_path.on_device=false"),
     "half weights": ("precision=pure_bf16",),

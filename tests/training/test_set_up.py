@@ -128,7 +128,9 @@ def bounded(trial_config: MakeTrialConfig) -> MakeTrialConfig:
     return make
 
 
-@pytest.mark.parametrize(("limit", "size"), [(1000, 200), (199, 100), (60, 50), (1, 1)])
+@pytest.mark.parametrize(
+    ("limit", "size"), [(1000, 200), (60, 50), pytest.param(1, 1, marks=pytest.mark.slow)]
+)
 def test_evaluations_take_the_largest_half_or_quarter_of_the_usual_batch_that_memory_holds(
     bounded: MakeTrialConfig, limit: int, size: int
 ) -> None:

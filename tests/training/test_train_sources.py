@@ -64,8 +64,8 @@ def test_a_missing_source_is_trained_once_and_reused(tmp_path: Path) -> None:
             ),
         ),
         (
-            BASE.replace("64", "1"),
-            "technique.source: experiment base: data.num_train: found 1, accepted is 2 to ",
+            BASE.replace("64", "9999"),
+            "technique.source: experiment base: data.num_train: found 9999, use 1 to ",
         ),
     ],
 )
