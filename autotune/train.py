@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune.config.command_line import (
     EXIT_NOT_REACHED,
@@ -30,9 +30,6 @@ from autotune.objective import Objective, check_measured
 from autotune.outcome import Outcome
 from autotune.remote import fetched, is_file, is_remote, upload, user_path
 from autotune.training.state_files import STATE_FILE, WEIGHTS_FILE
-
-if TYPE_CHECKING:
-    from autotune.training.capabilities import Capabilities
 
 _EPILOG = "An exported experiment runs by name: autotune train experiment=NAME --config-dir DIR"
 
@@ -69,7 +66,12 @@ def train_command(arguments: Sequence[str]) -> int:
         training = (
             run.start_training(config, **settings)
             if config.num_workers == 1
-            else _train_in_ranks(config, settings["num_threads"], machine)
+            else _train_in_ranks(
+                config,
+                settings["num_threads"],
+                is_on_gpu=capabilities.uses_cuda(config, machine),
+                num_gpus=machine.num_gpus,
+            )
         )
         last, outcome, test_metric = _follow(
             training, config.target.metric, send, device.is_out_of_memory
@@ -155,7 +157,7 @@ def _kept_at(
 
 
 def _train_in_ranks(
-    config: TrialConfig, num_threads: int, capabilities: "Capabilities"
+    config: TrialConfig, num_threads: int, *, is_on_gpu: bool, num_gpus: int
 ) -> Generator[Evaluation, None, float | None]:
     """Train with several workers, each a process of this machine, and yield the evaluations.
 
@@ -165,19 +167,16 @@ def _train_in_ranks(
         ConfigError: a worker refused the configuration, or there are fewer GPUs than workers.
         WorkerError: a worker failed.
     """
-    from autotune.execution.process_group import ProcessGroup  # noqa: PLC0415  # after --cfg
-    from autotune.execution.task import TrialTask  # noqa: PLC0415  # after --cfg
-    from autotune.training.capabilities import uses_cuda  # noqa: PLC0415  # after --cfg
+    from autotune.execution import process_group, task  # noqa: PLC0415  # after --cfg
 
-    is_on_gpu = uses_cuda(config, capabilities)
-    if is_on_gpu and config.num_workers > capabilities.num_gpus:
+    if is_on_gpu and config.num_workers > num_gpus:
         raise ConfigError(
-            f"parallelism.num_workers: found {config.num_workers}; this machine has"
-            f" {capabilities.num_gpus} GPUs"
+            f"parallelism.num_workers: found {config.num_workers}; this machine has {num_gpus} GPUs"
         )
     test_metric = None
-    with TemporaryDirectory(prefix="autotune-") as folder, closing(ProcessGroup()) as processes:
-        task = TrialTask(
+    processes = process_group.ProcessGroup()
+    with TemporaryDirectory(prefix="autotune-") as folder, closing(processes):
+        training = task.TrialTask(
             name="train",
             config=config,
             cap_seconds=math.inf,
@@ -190,7 +189,7 @@ def _train_in_ranks(
             num_gpus=config.num_workers if is_on_gpu else 0,
             score_test=True,
         )
-        for report in processes.train(task):
+        for report in processes.train(training):
             test_metric = report.test_metric
             if report.evaluation is not None:
                 yield report.evaluation

@@ -110,15 +110,16 @@ def _plan_and_run(
     """
     from autotune.execution import launcher as launching  # noqa: PLC0415
 
-    cluster, trains_now = config.cluster, trains and not config.dry_run
+    is_local, trains_now = config.cluster.is_local, trains and not config.dry_run
 
     def say(line: str) -> None:
         console.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True)
 
     with contextlib.ExitStack() as stack:
-        launcher = stack.enter_context(launching.started_launcher(cluster, is_wanted=trains_now))
-        from autotune.execution import cluster as ray_cluster  # noqa: PLC0415
-        from autotune.execution import settings, study_folder  # noqa: PLC0415
+        launcher = stack.enter_context(
+            launching.started_launcher(config.cluster, is_wanted=trains_now)
+        )
+        from autotune.execution import cluster, settings, study_folder  # noqa: PLC0415
         from autotune.reporting.study_files import SUMMARY  # noqa: PLC0415
 
         study = settings.check_settings(composer)
@@ -126,31 +127,30 @@ def _plan_and_run(
             raise ConfigError(f"study.name={study.name}: no such study in {config.study.folder}")
         if not config.dry_run:
             study_folder.check_usable(study.folder)
-        connection = stack.enter_context(contextlib.closing(ray_cluster.RayConnection(cluster)))
+        connection = stack.enter_context(contextlib.closing(cluster.RayConnection(config.cluster)))
         # it has trials to run, unless there is a mistake
-        if cluster.is_local and trains_now and not (study.folder / SUMMARY).exists():
+        if is_local and trains_now and not (study.folder / SUMMARY).exists():
             connection.start()
-        from autotune.execution import plan as planning  # noqa: PLC0415
-        from autotune.execution import run_study  # noqa: PLC0415
+        from autotune.execution import plan, run_study  # noqa: PLC0415
         from autotune.training import sources  # noqa: PLC0415
 
         with console.status(
             "reading the configuration and checking every branch of the search space"
         ):
-            capabilities = ray_cluster.capabilities_of(cluster, launcher)
-            plan = planning.plan_study(composer, capabilities, study)
+            capabilities = cluster.capabilities_of(config.cluster, launcher)
+            planned = plan.plan_study(composer, capabilities, study)
             if trains_now:
                 sources.train_missing_sources(composer, say)
             # on a remote cluster, this machine need not have the data set
-            if trains and cluster.is_local and not composer.missing_sources:
+            if trains and is_local and not composer.missing_sources:
                 with launching.calling(launcher) as call_there:
-                    planning.check_plan(plan, partial(call_there, launching.CHECK_TRAINING))
+                    plan.check_plan(planned, partial(call_there, launching.CHECK_TRAINING))
         if config.dry_run:
-            for text in planning.describe_plan(plan):
+            for text in plan.describe_plan(planned):
                 say(text)
             return 0
         return run_study.run_study(
-            plan,
+            planned,
             command=command,
             code_folders=code_folders,
             console=console,
