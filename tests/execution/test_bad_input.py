@@ -153,7 +153,7 @@ def test_a_cluster_that_is_not_there_is_one_line(refusal: Refusal) -> None:
     assert said.startswith("cluster.address: 127.0.0.1:1 does not answer (")
 
 
-@pytest.mark.ray
+@pytest.mark.slow
 def test_a_cluster_of_this_machine_that_is_gone_is_one_line(
     refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

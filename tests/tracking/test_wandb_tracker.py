@@ -157,6 +157,7 @@ def test_a_study_is_a_group_with_a_run_a_trial_and_one_of_its_own(info: StudyInf
     assert curve(study, "best_score") == [(1, 1.5), (2, 1.5)]
 
 
+@pytest.mark.slow
 def test_a_run_says_how_it_ended(info: StudyInfo) -> None:
     tracker = WandbTracker(info)
     tell(tracker, make_run(0, Outcome.CAPPED))

@@ -1,13 +1,10 @@
-"""The rendezvous of a training's ranks, and the training of every rank but the first.
-
-Without a cluster, the first rank starts the others as processes on its own machine (``spawned``).
-"""
+"""The rendezvous of a training's ranks, and the training of every rank but the first."""
 
 import contextlib
 import os
 import socket
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -150,7 +147,9 @@ def follow(config: TrialConfig, rendezvous: Rendezvous, **settings: Any) -> Fail
         The error that ended this rank; None if there was none.
     """
     try:
-        _train(config, rendezvous, settings)
+        with joined_at(rendezvous, config) as ranks:
+            for _ in start_training(config, ranks=ranks, **settings):
+                raise AssertionError("only the first rank yields")
     except AutotuneError as error:
         return Failure(outcome=Outcome.INVALID, error=str(error))
     # any fault of the trained code is an outcome, told with its traceback
@@ -160,10 +159,3 @@ def follow(config: TrialConfig, rendezvous: Rendezvous, **settings: Any) -> Fail
             error=traceback.format_exc(),
         )
     return None
-
-
-def _train(config: TrialConfig, rendezvous: Rendezvous, settings: Mapping[str, Any]) -> None:
-    """Train as a rank other than the first."""
-    with joined_at(rendezvous, config) as ranks:
-        for _ in start_training(config, ranks=ranks, **settings):
-            raise AssertionError("only the first rank yields")
