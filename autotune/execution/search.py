@@ -101,15 +101,17 @@ class PolicySearcher(Searcher):  # type: ignore[misc]  # ray has no types
 
 
 class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
-    """Passes workers' reports to the policy and its decisions to Ray, and resumes paused trials
-    when the policy says so.
+    """Passes workers' reports to the scheduler and its decisions to Ray.
+
+    Ray pauses a trial only to have its worker write its state; the trial goes on as a new one of
+    Ray's.
     """
 
     def __init__(self, trial_manager: TrialManager, check_ray: Callable[[], None]) -> None:
         super().__init__()
         self._trial_manager = trial_manager
         self._check_ray = check_ray
-        self._paused: dict[str, Any] = {}
+        self._pausing: list[Any] = []
         self._new: list[Any] = []
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
@@ -117,9 +119,7 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
         self._new.append(trial)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
-        """A paused trial that is to be resumed, with its new task, else the first new trial.
-
-        Also stops paused trials that have ended.
+        """The first new trial. Also ends trials for Ray whose state is written.
 
         Ray gives a free worker to the trial chosen here, and stops the worker that is being started
         for that trial. So a trial whose worker is starting is never chosen, or short trials would
@@ -127,25 +127,18 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
         """
         new, self._new = self._new, []
         _forget_ended(tune_controller)
-        for key, trial in list(self._paused.items()):
-            if trial.status == Trial.PAUSED and not self._trial_manager.is_alive(key):
-                del self._paused[key]
-                tune_controller.stop_trial(trial)
-        resumed = self._trial_manager.resumed()
-        if resumed is not None:
-            key, task = resumed
-            trial = self._paused[key]
-            if trial.status == Trial.PAUSED:  # otherwise its state is still being written
-                trial.set_config({"task": task})
-            if trial.status in (Trial.PAUSED, Trial.PENDING):
-                return trial
+        written = [trial for trial in self._pausing if trial.status == Trial.PAUSED]
+        self._pausing = [trial for trial in self._pausing if trial not in written]
+        for trial in written:
+            self._trial_manager.paused(trial.trial_id)
+            tune_controller.stop_trial(trial)
         return next((trial for trial in new if trial.status == Trial.PENDING), None)
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
         """Ray's decision on a trial after a report: go on, pause or stop."""
         decision = self._trial_manager.reported(trial.trial_id, result["report"])
         if decision is Decision.PAUSE:
-            self._paused[trial.trial_id] = trial
+            self._pausing.append(trial)
             return str(TrialScheduler.PAUSE)
         return str(
             TrialScheduler.CONTINUE if decision is Decision.CONTINUE else TrialScheduler.STOP

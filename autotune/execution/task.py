@@ -243,14 +243,15 @@ def warn_of_worker(task: TrialTask, report: WorkerReport) -> None:
     """
     found = report.fingerprint.get("niceness", task.niceness)
     if found > task.niceness:
-        _warn_once(
+        warn_once(
             f"workers run at niceness {found}, not at the driver's {task.niceness}: what else runs"
             " on their machines comes first"
         )
     for line in report.fingerprint.get("untold", ()):
-        _warn_once(line)
+        warn_once(line)
 
 
 @cache
-def _warn_once(line: str) -> None:
+def warn_once(line: str) -> None:
+    """Log a warning, unless this process has logged it before."""
     logger.warning("%s", line)

@@ -24,6 +24,7 @@ from autotune.execution.task import (
     is_lost,
     report_of_end,
     warn_of_worker,
+    warn_once,
 )
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
@@ -86,17 +87,10 @@ class TrialStage(Enum):
 
     RUNNING = auto()
     """A worker trains it, or is about to begin."""
+    PAUSING = auto()
+    """Its worker is writing its state."""
     PAUSED = auto()
-    """It has no worker; Ray Tune keeps it, paused."""
-    PAUSED_EARLIER = auto()
-    """An earlier process paused it, so that Ray Tune does not know it."""
-    RESUMING = auto()
-    """It was paused, is to continue, and waits for Ray Tune to give it a worker."""
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether the search may resume the trial or end it, and it takes no worker meanwhile."""
-        return self in (TrialStage.PAUSED, TrialStage.PAUSED_EARLIER)
+    """Its state is written, and it has no worker."""
 
 
 @dataclass
@@ -110,8 +104,9 @@ class _ManagedTrial:
     started_at: float = 0.0
     handed_out_at: float = 0.0
     """Unix time at which the trial was handed to its current worker."""
-    waits_since: float = 0.0
-    """Unix time since which the trial waits for a worker, or at which its waiting was last told."""
+    waits_since: float | None = None
+    """Unix time since which the trial waits for a worker, or at which its waiting was last told;
+    None while it has one."""
     contention: Contention | None = None
     """Contention while the current worker trains the trial."""
     contention_before: Contention | None = None
@@ -138,8 +133,8 @@ class _ManagedTrial:
         return is_kept
 
     def pause(self) -> None:
-        """Note that the trial leaves its worker, which has kept its state."""
-        self.stage = TrialStage.PAUSED
+        """Note that the trial is to leave its worker, which writes its state."""
+        self.stage = TrialStage.PAUSING
         self.contention_before, self.contention = (
             _total(self.contention_before, self.contention),
             None,
@@ -164,12 +159,28 @@ class _ManagedTrial:
         )
 
 
+class _TimeBudget:
+    """A time limit that begins with the first trial; None means no limit."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = math.inf if seconds is None else seconds
+        self._ends_at: float | None = None
+
+    def begin(self) -> None:
+        """Begin to count, unless that has begun."""
+        self._ends_at = self._ends_at or time.monotonic() + self._seconds
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds that are left; 0 or less once the budget is spent."""
+        return self._seconds if self._ends_at is None else self._ends_at - time.monotonic()
+
+
 class TrialManager:
     """Holds the trials that were handed out and have not ended, by key: the trial id that Ray Tune
     knows a trial by.
 
-    A paused trial keeps its key, and ``resumed`` returns it when it is to continue. A trial that an
-    earlier process paused is handed out as a new task, with a new key.
+    A paused trial is handed out again with a new key, by this process or a later one.
 
     Args:
         make_task: makes a worker's task from the run's name, its configuration, cap in seconds and
@@ -220,22 +231,22 @@ class TrialManager:
         self._num_in_vain = 0
         """Number of trials in a row that were kept and marked as spoilt, however often their
         points had been tried."""
-        self._time_budget_seconds = math.inf if time_budget_seconds is None else time_budget_seconds
-        self._ends_at = math.inf if self._time_budget_seconds > 0 else -math.inf
+        self._budget = _TimeBudget(time_budget_seconds)
         self.done: Done | None = None
         """Why the search has ended; None while it goes on."""
         self._unsuitable = unsuitable
         self._on_waiting = on_waiting
         self._on_no_more = on_last_trial
-        self._is_told_of_full_disk = False
         self._trials: dict[str, _ManagedTrial] = {}
+        self._resumed: Trial | None = None
+        """Trial that is to continue as soon as its state is written."""
         self.refusal: AutotuneError | None = None
         """Error that every trial would meet: the data cannot be read, the baseline cannot be
         made, or no suggestion can be run."""
 
         for trial, evaluations in policy.paused:
             composed = composer.compose_suggestion(trial.suggestion, seed=trial.seed)
-            paused = self._managed(trial, composed, TrialStage.PAUSED_EARLIER)
+            paused = self._managed(trial, composed, TrialStage.PAUSED)
             paused.evaluations += evaluations
             paused.num_evaluations = len(evaluations)
             self._trials[paused.tracked.name] = paused
@@ -246,7 +257,7 @@ class TrialManager:
         an error.
         """
         return (
-            time.monotonic() >= self._ends_at
+            self._budget.seconds_left <= 0
             or self.refusal is not None
             or self._policy.error is not None
         )
@@ -259,18 +270,21 @@ class TrialManager:
     @property
     def _at_work(self) -> list[_ManagedTrial]:
         """The trials that have a worker, or wait for Ray Tune to give them one."""
-        return [managed for managed in self._trials.values() if not managed.stage.is_paused]
+        return [
+            managed for managed in self._trials.values() if managed.stage is not TrialStage.PAUSED
+        ]
 
     def next_task(self, key: str) -> TrialTask | None:
         """The task of the next trial, which then has this key.
 
-        None if there is no worker for it, if a paused trial is to continue instead (see
-        ``resumed``), or if the search has no more trials, in which case the paused trials are
-        ended.
+        None if there is no worker for it or it is not yet time for one, or if the search has no
+        more trials, in which case the paused trials are ended.
         """
         self._tell_of_waiting()
         if not self._has_room([managed.task for managed in self._at_work]):
             return None
+        if self._resumed is not None:
+            return self._resume(self._resumed, key)
         for _ in range(_MAX_REJECTED_IN_A_ROW):
             match Done("budget") if self.is_over else self._policy.suggest():
                 case Wait():
@@ -279,7 +293,7 @@ class TrialManager:
                     self.done = done
                     break
                 case Resume(trial):
-                    return self._resume(self._key_of(trial.number), trial, key)
+                    return self._resume(trial, key)
                 case Start(trial):
                     try:
                         composed = self._compose(trial)
@@ -294,47 +308,25 @@ class TrialManager:
             )
             self.done = Done("error")
         self._on_no_more()
-        for paused_key in [
-            other for other, managed in self._trials.items() if managed.stage.is_paused
-        ]:
-            self._end(paused_key, Outcome.STOPPED, None)
+        for other, managed in list(self._trials.items()):
+            if managed.stage is TrialStage.PAUSED:
+                self._end(other, Outcome.STOPPED, None)
         return None
-
-    def _key_of(self, number: int) -> str:
-        return next(key for key, managed in self._trials.items() if managed.trial.number == number)
 
     def _tell_of_waiting(self) -> None:
         now = time.time()
         for managed in self._at_work:
-            if (
-                managed.stage is TrialStage.RESUMING or not managed.started_at
-            ) and now - managed.waits_since > _PATIENCE_SECONDS:
+            if managed.waits_since is not None and now - managed.waits_since > _PATIENCE_SECONDS:
                 managed.waits_since = now
                 self._on_waiting(managed.task)
-
-    def resumed(self) -> tuple[str, TrialTask] | None:
-        """Key and new task of a paused trial that is to continue; None if there is none."""
-        return next(
-            (
-                (key, managed.task)
-                for key, managed in self._trials.items()
-                if managed.stage is TrialStage.RESUMING
-            ),
-            None,
-        )
-
-    def is_alive(self, key: str) -> bool:
-        """Whether a trial is being trained, or is paused and may continue."""
-        return key in self._trials
 
     def started(self, key: str) -> None:
         """Note that a worker has begun or resumed a trial."""
         managed = self._trials.get(key)
-        if managed is None or managed.stage.is_paused:
+        if managed is None:
             return
-        managed.stage = TrialStage.RUNNING
-        managed.handed_out_at = time.time()
-        self._ends_at = min(self._ends_at, time.monotonic() + self._time_budget_seconds)
+        managed.handed_out_at, managed.waits_since = time.time(), None
+        self._budget.begin()
         if not managed.started_at:
             managed.started_at = managed.handed_out_at
             self._tracker.start(managed.tracked)
@@ -359,7 +351,7 @@ class TrialManager:
             for listener in self._listeners:
                 listener.evaluated(managed.trial.number, evaluation)
             if report.outcome is None:
-                may_pause = report.can_pause and self._has_room_for_states(managed)
+                may_pause = report.can_pause and _has_room_for_states(self._state_folder(0).parent)
                 decision = self._policy.observe(
                     managed.trial.number, evaluation, may_pause=may_pause
                 )
@@ -420,27 +412,15 @@ class TrialManager:
             task,
             number=trial.number,
             state_folder=str(self._state_folder(trial.number)),
-            is_paused=stage.is_paused,
+            is_paused=stage is TrialStage.PAUSED,
         )
         return _ManagedTrial(
             trial, tracked, task, stage, handed_out_at=time.time(), waits_since=time.time()
         )
 
     def _deadline_seconds(self) -> float:
-        seconds_left = min(self._ends_at - time.monotonic(), self._time_budget_seconds)
-        return min(self._trial_deadline_seconds, max(1.0, seconds_left) + _GRACE_SECONDS)
-
-    def _has_room_for_states(self, managed: _ManagedTrial) -> bool:
-        folder = self._state_folder(managed.trial.number).parent
-        is_full = not has_room(folder)
-        if is_full and not self._is_told_of_full_disk:
-            logger.warning(
-                "%s: the disk has no room for the states of paused trials; trials go on without"
-                " being paused",
-                folder,
-            )
-            self._is_told_of_full_disk = True
-        return not is_full
+        seconds_left = max(1.0, self._budget.seconds_left)
+        return min(self._trial_deadline_seconds, seconds_left + _GRACE_SECONDS)
 
     def _pause(self, key: str) -> None:
         managed = self._trials[key]
@@ -449,42 +429,40 @@ class TrialManager:
         for listener in self._listeners:
             listener.trial_paused(managed.trial.number)
 
-    def _resume(self, paused_key: str, trial: Trial, key: str) -> TrialTask | None:
-        """Resume a paused trial, under its own key.
+    def paused(self, key: str) -> None:
+        """Note that a trial's state is written, and that its worker takes another trial."""
+        managed = self._trials.pop(key, None)
+        if managed is None:
+            return
+        managed.stage = TrialStage.PAUSED
+        self._trials[managed.tracked.name] = managed
+        if self.done is not None:
+            self._end(managed.tracked.name, Outcome.STOPPED, None)
 
-        If an earlier process paused it, return its task, for the new ``key``.
-        """
-        managed = self._trials[paused_key]
-        managed.trial = trial
+    def _resume(self, trial: Trial, key: str) -> TrialTask | None:
+        """Continue a paused trial with a new key; None while its state is being written."""
+        name = search_name(trial.number)
+        managed, self._resumed = self._trials.pop(name, None), None
+        if managed is None:
+            if any(other.trial.number == trial.number for other in self._trials.values()):
+                self._resumed = trial
+            return None
+        managed.trial, managed.stage, managed.waits_since = trial, TrialStage.RUNNING, time.time()
         managed.task = replace(
             managed.task,
             cap_seconds=trial.cap_seconds,
             deadline_seconds=self._deadline_seconds(),
             is_paused=True,
         )
-        managed.waits_since = time.time()
-        if managed.stage is TrialStage.PAUSED_EARLIER:
-            del self._trials[paused_key]
-            managed.stage = TrialStage.RUNNING
-            self._trials[key] = managed
-            return managed.task
-        managed.stage = TrialStage.RESUMING
-        return None
+        self._trials[key] = managed
+        return managed.task
 
     def _end(self, key: str, outcome: Outcome, error: str | None, num_retries: int = 0) -> None:
         managed = self._trials.pop(key)
-        if managed.task.deadline_seconds < self._trial_deadline_seconds and (
-            error or ""
-        ).startswith(NOT_ENDED):
-            outcome, error = (
-                Outcome.STOPPED,
-                (
-                    "the study's time budget ended amid this"
-                    f" trial{(error or '').removeprefix(NOT_ENDED)}"
-                ),
-            )
-        # its worker may still be writing the state, so its folder is deleted only after the search
-        is_paused = managed.stage.is_paused
+        is_cut_short = managed.task.deadline_seconds < self._trial_deadline_seconds
+        if is_cut_short and error is not None and error.startswith(NOT_ENDED):
+            outcome = Outcome.STOPPED
+            error = f"the study's time budget ended amid this trial{error.removeprefix(NOT_ENDED)}"
         result = managed.result(outcome, error)
         if self._is_tried_again(
             managed, result, MOST_RETRIES if outcome is Outcome.LOST else num_retries
@@ -492,8 +470,7 @@ class TrialManager:
             return
         score = self._policy.finish(result)
         self._tracker.finish(managed.tracked, result, score)
-        if not is_paused:
-            shutil.rmtree(self._state_folder(result.trial), ignore_errors=True)
+        shutil.rmtree(self._state_folder(result.trial), ignore_errors=True)
         for listener in self._listeners:
             listener.trial_finished(result, score)
 
@@ -539,6 +516,16 @@ class TrialManager:
                     "with its machine" if is_lost(result.error or "") else result.error_line,
                 )
         return True
+
+
+def _has_room_for_states(folder: Path) -> bool:
+    if has_room(folder):
+        return True
+    warn_once(
+        f"{folder}: the disk has no room for the states of paused trials; trials go on without"
+        " being paused"
+    )
+    return False
 
 
 def _tracked(trial: Trial, composed: Composed) -> TrackedTrial:

@@ -102,13 +102,12 @@ class Session:
         assert self.trials.reported(key, report(1)) is Decision.PAUSE
         assert task.state_folder is not None
         Path(task.state_folder).mkdir(exist_ok=True)  # what a worker does
+        self.trials.paused(key)
 
-    def go_on(self) -> tuple[str, TrialTask]:
-        assert self.trials.next_task("unused") is None
-        resumed = self.trials.resumed()
-        assert resumed is not None
-        self.trials.started(resumed[0])
-        return resumed
+    def go_on(self, key: str) -> TrialTask:
+        task = self.begin(key)
+        assert task.is_paused
+        return task
 
 
 def report(step: int, outcome: Outcome | None = None, *, can_pause: bool = True) -> WorkerReport:
@@ -128,22 +127,32 @@ def outcomes(session: Session) -> dict[int, tuple[str, list[int]]]:
     }
 
 
-def test_a_paused_trial_goes_on_under_its_key_as_one_run(
-    study: optuna.Study, tmp_path: Path
-) -> None:
+def test_a_paused_trial_goes_on_as_one_run(study: optuna.Study, tmp_path: Path) -> None:
     session = Session(study, tmp_path)
     for key in "abc":
         session.begin_and_pause(key)
     assert (tmp_path / "trial-0").is_dir()
-    key, task = session.go_on()
-    assert (key, task.name, task.is_paused, task.cap_seconds) == ("a", "trial-0", True, math.inf)
-    assert session.trials.reported("a", report(2, Outcome.REACHED)) is Decision.STOP
+    task = session.go_on("d")
+    assert (task.name, task.cap_seconds) == ("trial-0", math.inf)
+    assert session.trials.reported("d", report(2, Outcome.REACHED)) is Decision.STOP
     assert outcomes(session) == {0: ("REACHED", [1, 2])}
     assert not (tmp_path / "trial-0").exists(), "its state is not needed any more"
-    key, task = session.go_on()
-    assert (key, task.cap_seconds) == ("b", 2.0), "the cap is that of now"
+    task = session.go_on("e")
+    assert (task.name, task.cap_seconds) == ("trial-1", 2.0), "the cap is that of now"
     of_first = [event for event, of in session.told.events if of in (0, "trial-0")]
     assert of_first == ["start", "started", "evaluate", "paused", "started", "evaluate", "finish"]
+
+
+def test_a_trial_whose_state_is_being_written_goes_on_once_it_is(
+    study: optuna.Study, tmp_path: Path
+) -> None:
+    session = Session(study, tmp_path, points=SIZES[:1], num_trials=1)
+    task = session.begin("a")
+    assert session.trials.reported("a", report(1)) is Decision.PAUSE
+    assert session.trials.next_task("b") is None
+    Path(str(task.state_folder)).mkdir()
+    session.trials.paused("a")
+    assert session.go_on("c").name == "trial-0"
 
 
 def test_trials_that_are_still_paused_at_the_end_are_stopped(
@@ -157,10 +166,7 @@ def test_trials_that_are_still_paused_at_the_end_are_stopped(
     assert session.trials.is_finished
     assert outcomes(session) == {0: ("STOPPED", [1]), 1: ("STOPPED", [1])}
     assert [event for event, _ in session.told.events][-3:] == ["no more", "finish", "finish"]
-    assert not session.trials.is_alive("a")
-    assert len(list(tmp_path.iterdir())) == 2, (
-        "a worker may still be writing there: the folders go with the search's, once Ray is done"
-    )
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("end", ["killed", "interrupted"])
