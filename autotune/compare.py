@@ -139,7 +139,7 @@ def compare_command(arguments: Sequence[str]) -> int:
         from autotune.confirm.compare import compose_sides  # noqa: PLC0415  # after --help
 
         for side in compose_sides(common, sides, line.config_dirs):
-            text = side.composer.config_yaml(line.cfg, resolve=line.resolve)
+            text = side.composer.config_yaml(resolve=line.resolve)
             print(f"---\n# {side.name}: {' '.join(side.overrides)}\n{text}", end="")
         return 0
     comparison = compare(

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -72,29 +71,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _hydra_composes_once() -> Iterator[None]:
-    """Hydra takes a tenth of a second to read the same files again: what it made of them is kept
-    while they stay as they are.
+    """Hydra takes a tenth of a second to compose the same files again: what it made of them is
+    kept.
     """
     made: dict[tuple[Any, ...], DictConfig] = {}
-    shipped = Path(__file__).parent.parent / "conf"
 
     def compose_once(config_name: str, overrides: list[str], **settings: Any) -> DictConfig:
-        folders = [
-            shipped,
-            *(
-                Path(each)
-                for text in overrides
-                for each in re.findall(r"files?://([^',\]]+)", text)
-            ),
-        ]
-        files = sorted(
-            (str(path), path.stat().st_mtime_ns)
-            for folder in folders
-            for path in folder.rglob("*.yaml")
-            if path.is_file()
-        )
-        texts = str(ConfigStore.instance().repo.get("experiment"))
-        key = (config_name, tuple(overrides), tuple(settings.items()), tuple(files), texts)
+        key = (tuple(overrides), str(ConfigStore.instance().repo))
         if key not in made:
             made[key] = hydra.compose(config_name, overrides, **settings)
         return made[key].copy()

@@ -25,7 +25,6 @@ from autotune.config.compose import Composed, Composer
 from autotune.config.experiment_file import arguments_yaml, check_exported, experiment_yaml
 from autotune.config.overrides import read_value
 from autotune.config.space_files import read_search_space
-from autotune.config.user_files import UserFiles, location_of
 from autotune.errors import ConfigError, SearchSpaceError
 from autotune.execution.exported import compose_exported
 from autotune.hiding import without_secrets_in
@@ -203,14 +202,7 @@ def check_everywhere(folder: Path, options: list[Any], constant: Any) -> None:
         results.append(result_of(number, suggestion))
     assert len({tuple(row) for row in UnitCube(space).encode(points)}) == len(points)
     check_files(folder, space, results, options)
-    base = composer.files.content("experiment", "fit")
-    text = experiment_yaml(
-        base="fit",
-        base_content=base,
-        groups={},
-        values={"seed": number, **composer.split(point)[1]},
-        comments=[],
-    )
+    text = experiment_yaml(composer.experiment_of(point, seed=number), comments=[])
     check_exported(compose_exported(text, [str(folder)], ["study_values"]).trial, composed_trial)
 
 
@@ -246,24 +238,23 @@ VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner | MAPPED, max_size=3
 ARGUMENTS = VALUES | st.dictionaries(TEXTS, VALUES, max_size=3)
 
 
-def composed_from_defaults(folder: Path) -> Callable[..., DictConfig]:
-    """Hydra's ``compose``, which takes half a second, for many experiments in one file: merged
+def composed_from_defaults() -> Callable[..., DictConfig]:
+    """Hydra's ``compose``, which takes half a second, for many contents of one experiment: merged
     into defaults that it composes once.
     """
     known: dict[str, DictConfig] = {}
-    files = UserFiles("test", location_of(folder))
 
     def compose(config_name: str, overrides: list[str], **settings: Any) -> DictConfig:
-        (experiment,) = (text for text in overrides if text.startswith("experiment="))
-        if experiment not in known:
-            known[experiment] = hydra.compose(config_name, overrides, **settings)
-            OmegaConf.set_struct(known[experiment], False)
-            known[experiment].pop("training")
-        config = known[experiment].copy()
-        written = [files.load_config("experiment/fit.yaml").config]
-        if experiment == "experiment=autotune_exported":
-            written.append(ConfigStore.instance().load("experiment/autotune_exported.yaml").node)
-        for content in written:
+        line = " ".join(overrides)
+        if line not in known:
+            known[line] = hydra.compose(config_name, overrides, **settings)
+            OmegaConf.set_struct(known[line], False)
+            if "experiment=" in line:
+                known[line].pop("training")
+        config = known[line].copy()
+        if "experiment=" in line:
+            name = line.partition("experiment=")[2].partition(" ")[0]
+            content = ConfigStore.instance().load(f"experiment/{name}.yaml").node
             config.merge_with(
                 OmegaConf.masked_copy(content, [key for key in content if key != "defaults"])
             )
@@ -277,9 +268,7 @@ def test_a_value_arrives_everywhere_as_it_was_given(
     num_examples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if num_examples == 2000:
-        monkeypatch.setattr(
-            "autotune.config.config_files.compose", composed_from_defaults(tmp_path)
-        )
+        monkeypatch.setattr("autotune.config.config_files.compose", composed_from_defaults())
 
     @examples(num_examples)
     @example(options=AWKWARD, constant=MAPPINGS)

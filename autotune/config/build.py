@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from autotune.config.experiments import shipped_folder
+from autotune.config.experiments import named_files, shipped_folder
 from autotune.errors import ConfigError, TargetNotAllowedError
 
 KEYS = (
@@ -198,19 +198,26 @@ def accepts_name(name: Any, key: str | None) -> bool:
 
 
 @functools.cache
-def shipped_components() -> Mapping[str, frozenset[str]]:
-    """Every ``_target_`` in the config groups of the shipped ``conf/``, by component key.
-
-    Experiments are not read.
+def shipped_options() -> Mapping[str, Any]:
+    """Content of every file in the config groups of the shipped ``conf/``, by group and name:
+    ``optimizer/sgd``.
     """
-    folder, found = shipped_folder("conf"), {key: set[str]() for key in KEYS}
-    for path in folder.glob("*/*.yaml"):
-        group = path.parent.name
-        # both are safe
-        content = yaml.load(
-            path.read_text(encoding="utf-8"),
-            Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader),  # noqa: S506
-        )
+    # both loaders are safe
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return {
+        f"{group.name}/{name}": yaml.load(path.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506
+        for group in sorted(shipped_folder("conf").iterdir())
+        if group.is_dir()
+        for name, path in named_files(group)
+    }
+
+
+@functools.cache
+def shipped_components() -> Mapping[str, frozenset[str]]:
+    """Every ``_target_`` in the shipped options, experiments left out, by component key."""
+    found = {key: set[str]() for key in KEYS}
+    for option, content in shipped_options().items():
+        group = option.partition("/")[0]
         for where, key, value in entries(content, f"{group}.") if group != "experiment" else ():
             component = component_key(where)
             if key == "_target_" and component is not None:

@@ -55,8 +55,7 @@ class CommandLine:
     overrides: tuple[str, ...]
     config_dirs: tuple[str, ...]
     cfg: str | None
-    """Part of the configuration to print instead of running the command: ``job``, ``hydra`` or
-    ``all``; None runs the command."""
+    """``job`` prints the configuration instead of running the command; None runs it."""
     resolve: bool
     """Whether interpolations are resolved in the printed configuration."""
 
@@ -106,7 +105,7 @@ def parse_command_line(
     parser.add_argument(
         "--cfg",
         "-c",
-        choices=("job", "hydra", "all"),
+        choices=("job",),
         help="print the composed configuration and run nothing",
     )
     parser.add_argument(
@@ -165,7 +164,7 @@ def composer_of(line: CommandLine, overrides: Sequence[str]) -> "Composer":
 def print_config(line: CommandLine, composer: "Composer") -> bool:
     """Print the configuration if ``--cfg`` asks for it; return whether it was printed."""
     if line.cfg:
-        print(composer.config_yaml(line.cfg, resolve=line.resolve), end="")
+        print(composer.config_yaml(resolve=line.resolve), end="")
     return line.cfg is not None
 
 

@@ -1,8 +1,8 @@
 """Tab completion of the command line, by Hydra's completion plug-ins.
 
 The plug-ins' shell scripts call ``autotune -sc query=SHELL`` with the line typed so far in
-``COMP_LINE``. Hydra completes only overrides, but reads the whole line, so it is given a line that
-has the overrides up to the cursor, and the folders of ``--config-dir`` as an override.
+``COMP_LINE``. Hydra completes only overrides, but reads the whole line, so it is given a line of
+the overrides up to the cursor.
 """
 
 import contextlib
@@ -19,10 +19,8 @@ from hydra.plugins.completion_plugin import CompletionPlugin
 from omegaconf.errors import OmegaConfBaseException
 
 from autotune.config.command_line import COMMANDS
-from autotune.config.config_files import hydra_set_up
-from autotune.config.user_files import location_of
+from autotune.config.config_files import ConfigFiles
 from autotune.errors import ConfigError
-from autotune.remote import user_path
 
 _FLAGS_OF_A_FOLDER = ("--config-dir", "-cd")
 _FLAGS_WITH_A_VALUE = (*_FLAGS_OF_A_FOLDER, "--cfg", "-c", "--shell-completion", "-sc")
@@ -47,7 +45,7 @@ def shell_completion(command: str, overrides: list[str], config_dirs: list[str])
     ):
         found = " ".join((command, *overrides, *config_dirs))
         raise ConfigError(
-            f"-sc: found {found!r}, accepted are install=, uninstall= or query= with"
+            f"-sc: found {found!r}; use install=, uninstall= or query= with"
             f" {', '.join(sorted(plugins))}"
         )
     if verb != "query" and sys.argv[0].endswith(".py"):
@@ -55,7 +53,22 @@ def shell_completion(command: str, overrides: list[str], config_dirs: list[str])
             f'-sc {command}: shells complete the installed command: eval "$(autotune -sc'
             f' {command})"'
         )
-    with hydra_set_up():
+    line = os.environ.get("COMP_LINE", "")
+    words, folders = _typed(line[: int(os.environ.get("COMP_POINT") or len(line))])
+    if verb == "query" and (
+        commands := [
+            name for name in COMMANDS if len(words) == 1 and words[0] and name.startswith(words[0])
+        ]
+    ):
+        print(" ".join(commands))
+        return 0
+    # a line that does not compose has no completions
+    with (
+        contextlib.suppress(
+            ConfigError, HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError
+        ),
+        ConfigFiles(folders).in_hydra(),
+    ):
         plugin = plugins[shell](GlobalHydra.instance().config_loader())
         if verb == "install":
             plugin.install()
@@ -64,58 +77,24 @@ def shell_completion(command: str, overrides: list[str], config_dirs: list[str])
                 # Hydra removes only the function that this rule calls
                 print(f"complete -r {Path(sys.argv[0]).name} 2> /dev/null")
             plugin.uninstall()
-        elif commands := _commands_typed(_line_to_cursor()):
-            print(" ".join(commands))
-        elif (overrides_typed := _overrides_typed(_line_to_cursor())) is not None:
-            os.environ["COMP_LINE"] = overrides_typed
-            with contextlib.suppress(
-                ConfigError,
-                HydraException,
-                OmegaConfBaseException,
-                yaml.YAMLError,
-                OSError,
-                ValueError,
-            ):
-                # a line that does not compose has no completions
-                plugin.query(config_name="config")
+        elif words:
+            os.environ["COMP_LINE"] = " ".join(("autotune", *words))
+            plugin.query(config_name="config")
     return 0
 
 
-def _line_to_cursor() -> str:
-    line = os.environ.get("COMP_LINE", "")
-    return line[: int(os.environ.get("COMP_POINT") or len(line))]
+def _typed(line: str) -> tuple[list[str], list[str]]:
+    """The words of a line up to the cursor, without flags and the command, and the folders of
+    ``--config-dir``.
 
-
-def _commands_typed(line: str) -> list[str]:
-    """Commands that complete the line's first word.
-
-    None if the cursor is past that word or no command begins with it.
-    """
-    words = line.split()[1:]
-    return (
-        [name for name in COMMANDS if name.startswith(words[0])]
-        if len(words) == 1 and not line.endswith(" ")
-        else []
-    )
-
-
-def _overrides_typed(line: str) -> str | None:
-    """The line for Hydra's plug-in, without flags.
-
-    None if the cursor is at a flag or its value, which the shell itself completes.
+    There are no words where the cursor is at a flag or its value, which the shell itself completes.
     """
     words = line.split()[1:] + ([""] if line.endswith(" ") else [])
     words = words[1:] if len(words) > 1 and words[0] in COMMANDS else words
-    overrides, folders, flag = [], [], ""
-    for word in words:
-        if flag in _FLAGS_WITH_A_VALUE:
-            folders += [word] if flag in _FLAGS_OF_A_FOLDER else []
-            flag, is_at_flag = "", True
-        else:
-            flag = word if word.startswith("-") else ""
-            is_at_flag = bool(flag)
-            overrides += [] if flag else [word]
-    if not words or is_at_flag:
-        return None
-    paths = ",".join(f"'{location_of(user_path(folder).resolve())}'" for folder in folders)
-    return " ".join(("autotune", f"hydra.searchpath=[{paths}]", *overrides))
+    typed, folders = [], []
+    for flag, word in zip(["", *words], words, strict=False):
+        is_value = flag in _FLAGS_WITH_A_VALUE
+        folders += [word] if flag in _FLAGS_OF_A_FOLDER else []
+        typed += [] if is_value or word.startswith("-") else [word]
+    is_at_flag = bool(words) and (not typed or words[-1] != typed[-1])
+    return ([] if is_at_flag else typed), folders

@@ -5,12 +5,14 @@ Hydra composes, OmegaConf checks the result against the schema, and every ``_tar
 against the allow-list before anything is built from it. Every error of Hydra and OmegaConf is
 turned into one line.
 
-A suggestion is composed as Hydra would compose its overrides, but without calling Hydra each time,
-which takes some 100 ms while a device waits: Hydra composes each option of a group once, and the
-options of a suggestion are then combined (``autotune.config.groups``). A test checks that both ways
-give the same configuration.
+Hydra takes some 100 ms for a configuration, while a device waits. So it composes the command line
+once, and each option of a searched group once; a suggestion is a copy of the first in which options
+and values are set. This is correct for options that change only their own group, as almost all do;
+Hydra composes the others anew. A test checks that both ways give the same configuration.
 """
 
+import hashlib
+import json
 import pickle
 import re
 from collections.abc import Mapping, Sequence
@@ -24,19 +26,21 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from autotune.config.build import check_target_names
-from autotune.config.config_files import ConfigFiles
-from autotune.config.groups import Choices, ComposedOptions
+from autotune.config.build import check_target_names, entries
+from autotune.config.config_files import Choices, ConfigFiles
 from autotune.config.messages import value_message
 from autotune.config.overrides import as_configured, parse_override
-from autotune.config.schema import FIXED_KEYS, Config, TrialConfig
-from autotune.config.sources import INHERITED_KEYS, Source, checkpoint_of
+from autotune.config.schema import FIXED_KEYS, STUDY_KEYS, Config, TrialConfig
 from autotune.errors import ConfigError, InvalidTrialError
 from autotune.hiding import MARK, without_secrets_in
 from autotune.remote import refuse_url, user_path
 from autotune.space import Suggestion, override_text
+from autotune.yaml_files import yaml_text
 
 _MAX_CACHED_POINTS = 64
+_INHERITED_KEYS = frozenset({"device", "data.root", "data.download", "study.folder"})
+"""Keys that a source takes over from the command line: the device, and where files are, never
+what is trained."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,17 @@ class Composed:
         return value
 
 
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """An experiment that is trained once, so that others start from its weights."""
+
+    experiment: str
+    arguments: tuple[str, ...]
+    """Arguments of ``autotune train`` that train the source."""
+    path: Path
+    """File of the source's weights; it may not exist yet."""
+
+
 class Composer:
     """Composes configurations from the shipped folder, the user's own folders, and a command line.
 
@@ -89,12 +104,12 @@ class Composer:
         overrides: overrides of the command line.
         config_dirs: the user's own configuration folders.
         experiments: texts of further experiments, which lie in no file, by name.
-        source_of: if the experiment is itself a source of another (``autotune.config.sources``),
-            the chain of sources that ends with it.
+        source_of: if the experiment is itself a source of another, the chain of sources that ends
+            with it.
 
     Raises:
         ConfigError: a folder does not exist or is a URL, an override does not parse or deletes a
-            key, or a text is not accepted as an experiment.
+            key, or a text is no experiment.
     """
 
     def __init__(
@@ -105,9 +120,18 @@ class Composer:
         experiments: Mapping[str, str] = MappingProxyType({}),
         source_of: tuple[str, ...] = (),
     ) -> None:
-        self.files = ConfigFiles(config_dirs, experiments)
-        self.config_dirs = self.files.config_dirs
+        self._files = ConfigFiles(config_dirs, experiments)
+        self.config_dirs = self._files.config_dirs
         parsed = [parse_override(text) for text in overrides]
+        for override in parsed:
+            if MARK in str(override.input_line):
+                raise ConfigError(
+                    f"{override.key_or_group}: found {MARK}, which stands for a secret that was not"
+                    " shown; give the secret itself, or ${oc.env:NAME}, which takes it from the"
+                    " environment"
+                )
+            if override.is_delete():
+                raise ConfigError(f"{override.input_line}: a key cannot be taken out; set it")
         self.sweeps = {
             override.key_or_group: str(override.input_line).split("=", 1)[1]
             for override in parsed
@@ -115,36 +139,20 @@ class Composer:
         }
         if "experiment" in self.sweeps:
             raise ConfigError(
-                f"experiment={self.sweeps['experiment']}: accepted is one NAME; for a study of"
-                " each, run the command twice"
+                f"experiment={self.sweeps['experiment']}: a study has one experiment; for a study"
+                " of each, run the command twice"
             )
-        self._keys = {override.key_or_group for override in parsed}
         self.allowed_targets = _allowed_targets(parsed)
-        self.overrides = tuple(
-            text
-            for text, override in zip(overrides, parsed, strict=True)
+        self._parsed = [
+            override
+            for override in parsed
             if not override.is_sweep_override() and override.key_or_group != "allowed_targets"
-        )
-        for override in parsed:
-            if MARK in str(override.input_line):
-                raise ConfigError(
-                    f"{override.key_or_group}: found {MARK}, which stands for a secret that was not"
-                    " shown; accepted is the secret itself, or ${oc.env:NAME}, which takes it"
-                    " from the environment"
-                )
-            if override.is_delete():
-                raise ConfigError(
-                    f"{override.input_line}: a key cannot be taken out; accepted is key=value"
-                )
+        ]
+        self.overrides = tuple(str(override.input_line) for override in self._parsed)
         self.sources: dict[str, Source] = {}
         """Experiments that a technique of a composed configuration starts from, by name."""
         self._source_of = source_of
-        self._options = ComposedOptions(
-            lambda further: self.files.compose([*self.overrides, *further])
-        )
-        self._checked_options: dict[tuple[str, ...], tuple[bytes, Choices]] = {}
-        """Configurations that passed the schema, pickled, by the options that a suggestion
-        chooses; its values are set in a copy."""
+        self._option_nodes: dict[tuple[str, str], Any] = {}
         self._composed_points: dict[tuple[tuple[str, ...], int], Composed] = {}
         """The latest composed suggestions, by point and seed: checks and runs compose the same
         ones again."""
@@ -157,19 +165,18 @@ class Composer:
         """
         if self.sweeps:
             raise ConfigError(
-                f"{next(iter(self.sweeps))}: is a sweep; accepted is one value (autotune without a"
-                " command searches over several)"
+                f"{next(iter(self.sweeps))}: is a sweep; give one value (autotune without a command"
+                " searches over several)"
             )
 
     def compose(self, overrides: Sequence[str] = ()) -> Composed:
         """Compose the configuration of the command line with further overrides applied after it.
 
         Raises:
-            ConfigError: a key or value is wrong; names the key, what was found and what is
-                accepted.
+            ConfigError: a key or value is wrong; names the key, what was found and what to do.
         """
-        config, choices = self._options.composed(tuple(overrides))
-        return self._resolved(self._checked(config, choices), choices)
+        config, choices = self._files.compose([*self.overrides, *overrides])
+        return self._resolved(self._typed(config), choices)
 
     def compose_suggestion(self, suggestion: Suggestion, *, seed: int) -> Composed:
         """Compose the configuration of one point of the search space; the latest points are cached.
@@ -181,117 +188,127 @@ class Composer:
         known = self._composed_points.get((suggestion.key, seed))
         if known is not None:
             return known
-        options, values = self.split(suggestion)
-        groups = {key: f"{key}={override_text(option)}" for key, option in options.items()}
         try:
-            config, choices = self._checked_copy(groups)
-            for key, value in values.items():
-                _set_value(config, key, value)
-            config.seed = seed
-            composed = self._resolved(config, choices)
+            composed = self._resolved(*self._point(suggestion, seed))
             _ = composed.trial
         except ConfigError as error:
             raise InvalidTrialError(str(error)) from error
-        except OmegaConfBaseException as error:
-            raise InvalidTrialError(value_message(error)) from error
         if len(self._composed_points) >= _MAX_CACHED_POINTS:
             del self._composed_points[next(iter(self._composed_points))]
         self._composed_points[suggestion.key, seed] = composed
         return composed
 
-    def split(self, suggestion: Suggestion) -> tuple[dict[str, str], dict[str, Any]]:
-        """A point's options by config group, and its other values by key, as OmegaConf is to hold
-        them.
-
-        Values of the command line's sweeps stay as they were typed: ``choice('${oc.env:NAME}',b)``
-        reads the environment.
-        """
-        groups = {key: value for key, value in suggestion.values.items() if self.is_group(key)}
-        others = {key: value for key, value in suggestion.values.items() if key not in groups}
-        return groups, {
-            key: value if key in self.sweeps else as_configured(value)
-            for key, value in others.items()
-        }
-
     def is_group(self, key: str) -> bool:
         """Whether a key names a config group, so that its value is the name of an option."""
-        return key in self._choices
+        return key in self._command_line[1]
 
-    def sets(self, key: str) -> bool:
-        """Whether the command line itself sets a key."""
-        return key in self._keys
+    def experiment_of(self, suggestion: Suggestion, *, seed: int) -> dict[str, Any]:
+        """Content of an experiment's file that composes to a point's training, in the study that
+        this command line's experiment describes.
+
+        It names no other experiment: it has all options and values that differ from the defaults.
+        """
+        point, choices = self._point(suggestion, seed)
+        content: Any = OmegaConf.to_container(point)
+        experiment = [line for line in self.overrides if line.startswith("experiment=")]
+        stated, stated_choices = self._files.compose(experiment)
+        study: Any = OmegaConf.to_container(self._typed(stated))
+        content |= {key: study[key] for key in STUDY_KEYS & set(study)}
+        choices |= {
+            group: option for group, option in stated_choices.items() if group in STUDY_KEYS
+        }
+        defaults, default_choices = self._files.compose([])
+        changed = {
+            group: option
+            for group, option in choices.items()
+            if group != "experiment" and default_choices.get(group) != option
+        }
+        lines = [
+            {f"{'override ' if group in default_choices else ''}/{group}": option}
+            for group, option in changed.items()
+        ]
+        for group in changed:
+            if group in defaults:
+                defaults[group] = self._files.compose([f"{group}={changed[group]}"])[0][group]
+        plain: Any = OmegaConf.to_container(self._typed(defaults))
+        return {"defaults": [*lines, "_self_"], **_difference(content, plain)}
 
     @property
     def missing_sources(self) -> list[Source]:
         """The sources whose checkpoint does not exist yet."""
         return [source for source in self.sources.values() if not source.path.is_file()]
 
-    def has_key(self, key: str) -> bool:
-        """Whether the configuration of the command line has a value for a key."""
-        absent = object()
-        return OmegaConf.select(self._options.composed()[0], key, default=absent) is not absent
-
-    def config_yaml(self, config_type: str, *, resolve: bool) -> str:
-        """The composed configuration as YAML: ``job`` for autotune's part, ``hydra`` for Hydra's
-        own part, ``all`` for both.
-        """
-        config = self.files.compose(self.overrides)
-        if resolve:
-            _ = self.compose()
-            OmegaConf.resolve(config)
-        hydra_part = OmegaConf.masked_copy(config, "hydra")
-        job_part = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-        shown = OmegaConf.to_container(
-            {"job": job_part, "hydra": hydra_part, "all": config}[config_type]
-        )
-        return OmegaConf.to_yaml(OmegaConf.create(without_secrets_in(shown)))
+    def config_yaml(self, *, resolve: bool) -> str:
+        """The composed configuration as YAML."""
+        config = self.compose().plain if resolve else self._files.compose(self.overrides)[0]
+        return yaml_text(without_secrets_in(config))
 
     @cached_property
-    def _choices(self) -> Choices:
-        return self._options.composed()[1]
+    def _command_line(self) -> tuple[bytes, Choices]:
+        """Configuration of the command line with the schema's types, pickled."""
+        config, choices = self._files.compose(self.overrides)
+        return pickle.dumps(self._typed(config)), choices
 
-    def _checked_copy(self, groups: Mapping[str, str]) -> tuple[DictConfig, Choices]:
-        """Fresh copy of the configuration with one override a group, of the schema's types, so
-        values set in it are checked.
-        """
-        options = tuple(groups.values())
-        if options not in self._checked_options:
-            config, choices = self._options.combined(groups)
-            checked = self._checked(config, choices)
-            OmegaConf.set_struct(checked, True)
-            self._checked_options[options] = pickle.dumps(checked), choices
-        pickled, choices = self._checked_options[options]
-        # pickled above; six times as fast as a copy
-        return pickle.loads(pickled), choices  # noqa: S301
+    def _point(self, suggestion: Suggestion, seed: int) -> tuple[DictConfig, Choices]:
+        """A point's configuration, not resolved, with the schema's types."""
+        pickled, choices = self._command_line
+        options = {key: value for key, value in suggestion.values.items() if key in choices}
+        changed = {group: option for group, option in options.items() if choices[group] != option}
+        is_nested = any(re.match(rf"({'|'.join(changed)})[/@]", group) for group in choices)
+        try:
+            if is_nested or not all(
+                self._files.changes_only_its_group(*choice) for choice in changed.items()
+            ):
+                lines = [f"{group}={override_text(option)}" for group, option in options.items()]
+                plain, choices = self._files.compose([*self.overrides, *lines])
+                config = self._typed(plain)
+            else:
+                # pickled above; six times as fast as a copy
+                config = pickle.loads(pickled)  # noqa: S301
+                choices = {**choices, **changed}
+                for group, option in changed.items():
+                    config[group] = self._option_node(group, option)
+            for key, value in suggestion.values.items():
+                if key not in options:
+                    # a sweep of the command line stays as typed: it may read the environment
+                    _set_value(config, key, value if key in self.sweeps else as_configured(value))
+            config.seed = seed
+        except OmegaConfBaseException as error:
+            raise ConfigError(value_message(error)) from error
+        return config, choices
 
-    def _checked(self, config: DictConfig, choices: Mapping[str, str]) -> DictConfig:
+    def _option_node(self, group: str, option: str) -> Any:
+        if (group, option) not in self._option_nodes:
+            node = self._files.option_node(group, option, self._parsed)
+            self._option_nodes[group, option] = self._typed({group: node})[group]
+        return self._option_nodes[group, option]
+
+    def _typed(self, config: Mapping[str, Any]) -> DictConfig:
         """The configuration with all values checked against and converted to the schema's types.
 
         Raises:
-            ConfigError: a value does not fit the schema, or a configuration file is written in a
-                way that is not accepted.
+            ConfigError: a value does not fit the schema.
         """
+        plain: Any = {**config, "allowed_targets": list(self.allowed_targets)}
         try:
-            _check_how_files_are_written(config, choices)
-            config.allowed_targets = list(self.allowed_targets)
-            checked = OmegaConf.merge(_schema(), config)
+            typed = OmegaConf.merge(_schema(), plain)
         except (OmegaConfBaseException, OverflowError) as error:
             raise ConfigError(value_message(error)) from error
-        assert isinstance(checked, DictConfig)
-        return checked
+        assert isinstance(typed, DictConfig)
+        OmegaConf.set_struct(typed, True)
+        return typed
 
-    def _resolved(self, checked: DictConfig, choices: Mapping[str, str]) -> Composed:
+    def _resolved(self, typed: DictConfig, choices: Mapping[str, str]) -> Composed:
         try:
-            plain = OmegaConf.to_container(checked, resolve=True, throw_on_missing=True)
+            plain: Any = OmegaConf.to_container(typed, resolve=True, throw_on_missing=True)
         except OmegaConfBaseException as error:
             raise ConfigError(value_message(error)) from error
-        assert isinstance(plain, dict)
         check_target_names(plain, self.allowed_targets)
-        if not self.sets("search_space"):
+        if not any(override.key_or_group == "search_space" for override in self._parsed):
             _check_space_paths(plain["search_space"])
         refuse_url(plain["study"]["folder"], "study.folder")
         self._name_checkpoint(plain["technique"], Path(plain["study"]["folder"]))
-        return Composed({str(key): value for key, value in plain.items()}, choices)
+        return Composed(plain, choices)
 
     def _name_checkpoint(self, technique: dict[str, Any], folder: Path) -> None:
         """Fill in the file of the source experiment's weights as ``checkpoint``, if a technique
@@ -302,85 +319,64 @@ class Composer:
             return
         if technique.get("checkpoint") is not None:
             raise ConfigError(
-                f"technique: found source {name} and checkpoint {technique['checkpoint']}, accepted"
-                " is one of them"
+                f"technique: found source {name} and checkpoint {technique['checkpoint']}; give one"
+                " of them"
             )
         if name not in self.sources:
             self.sources[name] = self._find_source(name, folder)
         technique["checkpoint"] = str(self.sources[name].path)
 
     def _find_source(self, name: str, folder: Path) -> Source:
+        """The source of that name, which takes over from the command line what is not trained.
+
+        The name of its file has a hash of its configuration.
+        """
+        chain = (*self._source_of, name)
         if name in self._source_of:
             raise ConfigError(
-                f"technique.source: {' from '.join([*self._source_of, name])}: an experiment cannot"
-                " start from itself"
+                f"technique.source: {' from '.join(chain)}: an experiment cannot start from itself"
             )
-        inherited = {
-            key: text
-            for text in self.overrides
-            if (key := parse_override(text).key_or_group) in INHERITED_KEYS
-        }
-        allowed = (
-            [f"allowed_targets={override_text(list(self.allowed_targets))}"]
-            if self.allowed_targets
-            else []
-        )
-        config_dirs = [str(folder) for folder in self.config_dirs]
+        line = [f"experiment={name}"]
+        if self.allowed_targets:
+            line.append(f"allowed_targets={override_text(list(self.allowed_targets))}")
+        config_dirs = [str(config_dir) for config_dir in self.config_dirs]
         try:
-            source_composer = Composer([f"experiment={name}", *allowed], config_dirs)
-            overrides = [
-                f"experiment={name}",
-                *(text for key, text in inherited.items() if source_composer.has_key(key)),
-                *allowed,
+            keys = {key for key, _, _ in entries(self._files.compose(line[:1])[0])}
+            line[1:1] = [
+                str(override.input_line)
+                for override in self._parsed
+                if override.key_or_group in _INHERITED_KEYS & keys
             ]
-            config = (
-                Composer(overrides, config_dirs, source_of=(*self._source_of, name)).compose().trial
-            )
+            config = Composer(line, config_dirs, source_of=chain).compose().trial
         except ConfigError as error:
             raise ConfigError(f"technique.source: {error}") from error
-        arguments = [
-            *overrides,
-            *(part for folder in config_dirs for part in ("--config-dir", folder)),
-        ]
-        return Source(
-            experiment=name, arguments=tuple(arguments), path=checkpoint_of(name, config, folder)
-        )
+        arguments = [*line, *(part for path in config_dirs for part in ("--config-dir", path))]
+        content = _without_keys_off(config.as_dict() | {"allowed_targets": None})
+        text = json.dumps(content, sort_keys=True, default=str)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        file = f"{name.replace('/', '_')}-{digest}.safetensors"
+        path = (folder / "checkpoints" / file).absolute()
+        return Source(experiment=name, arguments=tuple(arguments), path=path)
 
 
-def _check_how_files_are_written(config: DictConfig, choices: Mapping[str, str]) -> None:
-    """Refuse what Hydra takes from a file without an error, but that does not do what its author
-    meant.
+def split_overrides(
+    composer: Composer, overrides: Sequence[str]
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """Split the overrides that describe the training into options by config group and values by
+    config key.
     """
-    if config.get("allowed_targets"):
-        raise ConfigError(
-            f"allowed_targets: found {list(config.allowed_targets)} in a file; it is read from the"
-            f" command line only: add allowed_targets={override_text(list(config.allowed_targets))}"
-            " if you trust that code"
-        )
-    for group, option in choices.items():
-        found = OmegaConf.select(config, group.replace("/", "."), throw_on_missing=False)
-        if isinstance(found, str) and group != "experiment":
-            raise ConfigError(
-                f"{group}: found {found!r} in a file where {group}={option} has keys; accepted"
-                f" there is an entry of the defaults list: override /{group}: {found}"
-            )
-    if "experiment" in config:
-        raise ConfigError(
-            f"experiment={choices['experiment']}: the file's first line must be: # @package"
-            " _global_"
-        )
-
-
-def _check_space_paths(entries: Sequence[Any]) -> None:
-    """Refuse files of a search space that an experiment names outside of the working folder and
-    its own folders.
-    """
-    for entry in entries:
-        if isinstance(entry, str) and (user_path(entry).is_absolute() or ".." in Path(entry).parts):
-            raise ConfigError(
-                f"search_space: {entry}: accepted in an experiment's file is a path from here or"
-                " --config-dir, without ..; on the command line any"
-            )
+    groups: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    for override in map(parse_override, overrides):
+        key, value = override.key_or_group, override.value()
+        if re.split(r"[./]", key)[0] in FIXED_KEYS - {"target", "evaluate_every_samples"}:
+            continue
+        if composer.is_group(key) and isinstance(value, str):
+            groups[key] = value
+        else:
+            # Hydra's quoted texts become plain ones
+            values[key] = OmegaConf.to_container(OmegaConf.create([value]))[0]  # type: ignore[index]
+    return groups, values
 
 
 @cache
@@ -391,33 +387,50 @@ def _schema() -> DictConfig:
     return schema
 
 
-def split_overrides(
-    composer: Composer, overrides: Sequence[str]
-) -> tuple[dict[str, str], dict[str, Any]]:
-    """Split the overrides that describe the training into options by config group and values by
-    config key.
-
-    Overrides on how a study is run are left out, so the rest can be written into an exported
-    experiment.
+def _difference(content: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of nested plain data that differs from other data; a component with another
+    ``_target_`` as a whole.
     """
-    groups: dict[str, str] = {}
-    values: dict[str, Any] = {}
-    for text in overrides:
-        override = parse_override(text)
-        key = override.key_or_group
-        if re.split(r"[./]", key)[0] in FIXED_KEYS - {"target", "evaluate_every_samples"}:
-            continue
-        if composer.is_group(key) and isinstance(override.value(), str):
-            groups[key] = str(override.value())
-        else:
-            values[key] = _plain(override)
-    return groups, values
+    found = {}
+    for key, value in content.items():
+        before = other.get(key)
+        if (
+            isinstance(value, Mapping)
+            and isinstance(before, Mapping)
+            and value.get("_target_") == before.get("_target_")
+        ):
+            if inner := _difference(value, before):
+                found[key] = inner
+        elif key not in other or repr(value) != repr(before):
+            found[key] = value
+    return found
 
 
-def _plain(override: Override) -> Any:
-    # made from a mapping
-    node = OmegaConf.create({"value": override.value()})
-    return OmegaConf.to_container(node)["value"]  # type: ignore[index,call-overload]
+def _without_keys_off(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Remove keys that are off (null or false), nested ones too, so that a key added in a later
+    version changes no hash while it is off.
+    """
+    kept = {
+        key: _without_keys_off(value) if isinstance(value, Mapping) else value
+        for key, value in values.items()
+    }
+    return {
+        key: value
+        for key, value in kept.items()
+        if value is not None and value is not False and value != {}
+    }
+
+
+def _check_space_paths(entries: Sequence[Any]) -> None:
+    """Refuse files of a search space that an experiment names outside of the working folder and
+    its own folders.
+    """
+    for entry in entries:
+        if isinstance(entry, str) and (user_path(entry).is_absolute() or ".." in Path(entry).parts):
+            raise ConfigError(
+                f"search_space: {entry}: an experiment's file may name a path from here or"
+                " --config-dir, without ..; the command line any"
+            )
 
 
 def _allowed_targets(overrides: Sequence[Override]) -> tuple[str, ...]:
@@ -431,7 +444,7 @@ def _allowed_targets(overrides: Sequence[Override]) -> tuple[str, ...]:
                 isinstance(name, str) and name for name in found
             ):
                 raise ConfigError(
-                    f"{override.input_line}: accepted is a list of package names, as in"
+                    f"{override.input_line}: write a list of package names, as in"
                     " allowed_targets=[my_package]"
                 )
             names += found

@@ -1,16 +1,25 @@
-"""The files of the shipped and the user's own configuration folders, and what Hydra composes from
-them.
+"""The configuration files, shipped ones and the user's own, and what Hydra composes of them.
 
-Everything that calls Hydra's ``compose`` is here. Hydra's global state is the caller's again
-afterwards. A file of the user's own may come from anyone: Hydra reads it through
-``autotune.config.user_files``.
+Everything that calls Hydra's ``compose`` is here, and Hydra's global state is the caller's again
+afterwards. Hydra reads the shipped folder itself. A file of the user's own may come from anyone, so
+it is read and checked here (``autotune.yaml_files``) and reaches Hydra through its ``ConfigStore``:
+it cannot change Hydra's settings, choose files outside of its folder, or use resolvers such as
+``${oc.env:SECRET}``.
+
+In Hydra, an experiment that chooses ``optimizer: sgd`` and sets ``optimizer.momentum``, as every
+exported one does, would pass its momentum on to any other optimizer that a search or the command
+line chooses. Here, another option of a group starts from that option's own file, and values from
+the command line stay.
 """
 
+import copy
+import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -18,23 +27,49 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, Node, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from autotune.config.experiments import bases, named_files, shipped_folder
-from autotune.config.groups import drop_values_of_another_target, group_choices, keep_own_values
-from autotune.config.messages import composing_message, value_message
-from autotune.config.overrides import parse_override
-from autotune.config.user_files import (
-    SAID_BY_COMMAND,
-    content_of_text,
-    leaves_folder,
-    location_of,
-    register_user_files,
-)
-from autotune.errors import ConfigError
+from autotune.config.build import entries, shipped_options
+from autotune.config.experiments import named_files, shipped_folder
+from autotune.config.messages import unknown_key_message, value_message
+from autotune.config.overrides import parse_override, without_plain_text
+from autotune.config.schema import STUDY_KEYS
+from autotune.errors import ConfigError, did_you_mean
 from autotune.remote import refuse_url, user_path
-from autotune.yaml_files import read_yaml
+from autotune.space import override_text
+from autotune.yaml_files import load_yaml, read_yaml
+
+Choices: TypeAlias = dict[str, str]
+"""Name of the chosen option, by config group."""
+
+_COMMAND_LINE_ONLY: Mapping[str, Any] = {
+    "study.folder": "outputs",
+    "checkpoint.folder": None,
+    "search.storage": None,
+    "tracking.uri": None,
+    "cluster.address": None,
+}
+"""Keys that say where files are written or who is sent what, with their defaults: the files of
+an experiment cannot set them."""
+
+_BARE = "_bare_"
+"""Name of an option without any key."""
+_INTERPOLATION = re.compile(r"\$\{[\w.\[\]/-]+\}")
+_PACKAGE = re.compile(r"\s*#\s*@package +(\S+) *(\n|$)")
+_COMPOSING_ERRORS = (
+    HydraException,
+    OmegaConfBaseException,
+    yaml.YAMLError,
+    OSError,
+    ValueError,
+    RecursionError,
+    # Hydra takes some files apart without a check
+    AssertionError,
+    LookupError,
+    TypeError,
+    AttributeError,
+)
 
 
 class ConfigFiles:
@@ -44,8 +79,7 @@ class ConfigFiles:
         experiments: texts of further experiments, which lie in no file, by name.
 
     Raises:
-        ConfigError: a folder does not exist or is a URL, or a text is not accepted as an
-            experiment.
+        ConfigError: a folder does not exist or is a URL.
     """
 
     def __init__(
@@ -56,249 +90,322 @@ class ConfigFiles:
             if not user_path(config_dir).is_dir():
                 raise ConfigError(f"--config-dir {config_dir}: no such folder")
         self.config_dirs = tuple(user_path(config_dir).resolve() for config_dir in config_dirs)
-        self._folders = (shipped_folder("conf"), *self.config_dirs)
-        self._experiments = {
-            name: content_of_text(text, f"experiment {name}") for name, text in experiments.items()
-        }
-        self._composed: dict[tuple[str, ...], DictConfig] = {}
+        self._own: dict[str, Any] = {}
+        """Content of each of the user's own files, by group and name: ``model/my_net``."""
+        self._packages: dict[str, str | None] = {}
+        self._refused: dict[str, ConfigError] = {}
+        """Why a file of the user's own cannot be chosen; others still can."""
+        self._composed: dict[tuple[str, ...], tuple[dict[str, Any], Choices]] = {}
+        for group, folder in itertools.product(_groups(), self.config_dirs):
+            for name, path in named_files(folder / group):
+                self._read(f"{group}/{name}", path)
+        for name, text in experiments.items():
+            content = load_yaml(text, f"experiment {name}")
+            _check_content(content, "_global_", f"experiment {name}")
+            self._own[f"experiment/{name}"] = content
+            self._packages[f"experiment/{name}"] = "_global_"
 
-    def compose(self, overrides: Sequence[str]) -> DictConfig:
-        """Compose with Hydra, and apply autotune's rules for groups whose option was replaced
-        (``autotune.config.groups``).
+    def _read(self, option: str, path: Path) -> None:
+        if option in self._own or option in self._refused:
+            return  # another folder of the user's comes first
+        try:
+            content = read_yaml(path)
+            content = {} if content is None else content
+            header = _PACKAGE.match(path.read_text(encoding="utf-8"))
+            package = header[1] if header else None
+            _check_content(content, package or "", str(path))
+            if option not in shipped_options():
+                OmegaConf.create(content)  # which refuses some keys
+                self._own[option], self._packages[option] = content, package
+            elif path.read_bytes() != (shipped_folder("conf") / f"{option}.yaml").read_bytes():
+                raise ConfigError(
+                    f"{option}: autotune ships a file of this name, which hides {path}; choose"
+                    " another name"
+                )
+        except ConfigError as error:
+            self._refused[option] = error
+        except (OmegaConfBaseException, RecursionError) as error:
+            self._refused[option] = ConfigError(f"{path}: {value_message(error)}")
+
+    def options(self, group: str) -> list[str]:
+        """Names of a config group's options; empty if there is no such group."""
+        known = {*shipped_options(), *self._own, *self._refused}
+        return sorted(
+            path.removeprefix(f"{group}/") for path in known if path.startswith(f"{group}/")
+        )
+
+    def changes_only_its_group(self, group: str, option: str) -> bool:
+        """Whether choosing an option changes nothing but the keys beneath its group."""
+        path = f"{group}/{option}"
+        if group not in _groups() or path in self._refused:
+            return False
+        return path in shipped_options() or (
+            path in self._own
+            and "defaults" not in self._own[path]
+            and self._packages[path] in (None, "_group_")
+        )
+
+    def compose(self, overrides: Sequence[str]) -> tuple[dict[str, Any], Choices]:
+        """Compose the configuration of a command line.
 
         Returns:
-            The configuration with Hydra's own node.
+            The configuration as plain data that is not resolved, and the chosen options.
 
         Raises:
             ConfigError: an override or a file is wrong; names the key or file, what was found and
-                what is accepted.
+                what to do.
         """
         parsed = [parse_override(text) for text in overrides]
         for override in parsed:
-            if override.key_or_group == "hydra.searchpath":
-                raise ConfigError(f"{override.input_line}: accepted is --config-dir DIR")
-            self._check_choice(override)
-        config = self._compose(overrides)
-        try:
-            self._check_who_says(config, parsed)
-            choices = group_choices(config)
-            stated = self._stated_keys(choices.get("experiment"))
-            keep_own_values(config, parsed, stated, self._compose_once)
-            drop_values_of_another_target(
-                config, stated | {override.key_or_group for override in parsed}, self.content
-            )
-        except OmegaConfBaseException as error:
-            raise ConfigError(value_message(error)) from error
-        self._check_names(choices)
-        return config
+            self._check_override(override)
+        config, choices = copy.deepcopy(self._compose(overrides))
+        for group, option in choices.items():
+            if f"{group}/{option}" in self._refused:
+                raise self._refused[f"{group}/{option}"]
+        _check_how_files_are_written(config, choices)
+        self._check_command_line_only(config, parsed)
+        for group in {override.key_or_group for override in parsed} & set(choices):
+            if group not in STUDY_KEYS and self._is_replaced(group, choices[group], parsed):
+                config[group] = self.option_node(group, choices[group], parsed)
+        self._drop_arguments_of_replaced_targets(config, choices, parsed)
+        return config, choices
 
-    def content(self, group: str, option: str) -> dict[str, Any]:
-        """Content of an option's own file, without the files that it builds on.
-
-        Empty if there is no such file.
+    def option_node(self, group: str, option: str, parsed: Sequence[Override]) -> Any:
+        """A group's node with another option: what the option's own file says, or the experiment
+        if it chose that option, and the values beneath the group from the command line.
         """
-        if group == "experiment" and option in self._experiments:
-            return self._experiments[option]
-        path = next(
-            (
-                path
-                for folder in self._folders
-                if (path := folder / group / f"{option}.yaml").is_file()
-            ),
-            None,
+        experiment = _lines_of("experiment", parsed)
+        chooses = (
+            [f"{group}={override_text(option)}"]
+            if self._is_replaced(group, option, parsed) or not experiment
+            else experiment
         )
-        content = read_yaml(path) if path else None
-        return content if isinstance(content, dict) else {}
+        beneath = [
+            str(override.input_line)
+            for override in parsed
+            if override.key_or_group.startswith(f"{group}.")
+        ]
+        return copy.deepcopy(self._compose([*chooses, *beneath])[0][group])
 
-    def _stated_keys(self, experiment: str | None) -> frozenset[str]:
-        """Keys of the top two levels in an experiment's own file, and in the files of the
-        experiments in its defaults list.
+    def _is_replaced(self, group: str, option: str, parsed: Sequence[Override]) -> bool:
+        """Whether the experiment chose another option of a group."""
+        experiment = _lines_of("experiment", parsed)
+        return bool(experiment) and self._compose(experiment)[1].get(group) not in (None, option)
+
+    def _drop_arguments_of_replaced_targets(
+        self, config: dict[str, Any], choices: Choices, parsed: Sequence[Override]
+    ) -> None:
+        """Remove the values of an option's file where the experiment or the command line has
+        replaced its ``_target_``: they are arguments of the old target.
         """
-        keys: set[str] = set()
-        waiting = [(experiment, "experiment")] if experiment else []
-        while waiting:
-            name, folder = waiting.pop()
-            content = self.content("experiment", name)
-            keys |= set(content) | {
-                f"{key}.{inner}"
-                for key, value in content.items()
-                if isinstance(value, dict)
-                for inner in value
+        for group, option in choices.items():
+            path, node = f"{group}/{option}", config.get(group)
+            file = self._own.get(path) or shipped_options().get(path) or {}
+            if not isinstance(node, dict) or file.get("_target_") in (None, node.get("_target_")):
+                continue
+            experiment = _lines_of("experiment", parsed)
+            bare = [f"{name}={_BARE}" for name in _groups() if name != "experiment"]
+            stated = self._compose([*experiment, *bare])[0].get(group) if experiment else None
+            keys = {override.key_or_group for override in parsed}
+            config[group] = {
+                key: value
+                for key, value in node.items()
+                if key == "_target_"
+                or key not in file
+                or key in (stated or {})
+                or f"{group}.{key}" in keys
             }
-            waiting += bases(content, folder)
-        return frozenset(keys)
 
-    def _compose_once(self, overrides: list[str]) -> DictConfig:
-        """Cached result of ``_compose``, which callers must not change."""
+    def _compose(self, overrides: Sequence[str]) -> tuple[dict[str, Any], Choices]:
+        """Cached result of Hydra's, which callers must not change."""
         key = tuple(overrides)
         if key not in self._composed:
-            self._composed[key] = self._compose(overrides)
+            try:
+                with self.in_hydra(with_bare_options=f"model={_BARE}" in key):
+                    composed = compose("config", [*overrides], return_hydra_config=True)
+                choices = {
+                    str(group): option
+                    for group, option in composed.hydra.runtime.choices.items()
+                    if not str(group).startswith("hydra/")
+                }
+                plain: Any = OmegaConf.to_container(
+                    OmegaConf.masked_copy(
+                        composed, [str(name) for name in composed if name != "hydra"]
+                    )
+                )
+            except _COMPOSING_ERRORS as error:
+                raise self._explained(error, overrides) from error
+            self._composed[key] = plain, choices
         return self._composed[key]
 
-    def _compose(self, overrides: Sequence[str]) -> DictConfig:
+    @contextmanager
+    def in_hydra(self, *, with_bare_options: bool = False) -> Iterator[None]:
+        """Context in which Hydra's global state is set up for these files.
+
+        Args:
+            with_bare_options: whether each group also has the option ``_bare_``, without any key.
+        """
+        store, hydra = ConfigStore.instance(), GlobalHydra.instance()
+        saved = store.repo, hydra.hydra
+        store.repo = {**store.repo, **{group: {} for group in _groups()}}
+        hydra.clear()
         try:
-            with hydra_set_up(self._experiments):
-                return compose("config", [*overrides, *self._search_path], return_hydra_config=True)
-        except RecursionError as error:
-            raise ConfigError(
-                f"{' '.join(overrides)}: its files or values refer to each other without end"
-            ) from error
-        except (
-            HydraException,
-            OmegaConfBaseException,
-            yaml.YAMLError,
-            OSError,
-            ValueError,
-        ) as error:
-            raise ConfigError(
-                composing_message(
-                    error, overrides, lambda: self._known_keys(overrides), self._options
-                )
-            ) from error
-        # Hydra takes some files apart without a check
-        except (AssertionError, LookupError, TypeError, AttributeError) as error:
-            raise ConfigError(
-                f"{' '.join(overrides)}: Hydra cannot compose this: {' '.join(str(error).split())}"
-            ) from error
+            for group in _groups() if with_bare_options else ():
+                store.store(_BARE, {}, group=group)
+            for option, content in self._own.items():
+                group, _, name = option.rpartition("/")
+                store.store(name, content, group=group, package=self._packages[option])
+            with initialize_config_dir(str(shipped_folder("conf")), version_base="1.3"):
+                yield
+        finally:
+            hydra.clear()
+            store.repo, hydra.hydra = saved
 
-    @property
-    def _search_path(self) -> list[str]:
-        """Override that has Hydra look for files in the user's folders, too.
-
-        None if there are none.
-        """
-        paths = ",".join(
-            "'" + location_of(folder).replace("'", "\\'") + "'" for folder in self.config_dirs
-        )
-        return [f"hydra.searchpath=[{paths}]"] if paths else []
-
-    def _known_keys(self, overrides: Sequence[str]) -> list[str]:
-        """Every key of the chosen options, groups included.
-
-        Of the shipped default configuration where they cannot be composed.
-        """
-        options = [
-            text
-            for text in overrides
-            if any(
-                (folder / text.partition("=")[0].lstrip("+")).is_dir() for folder in self._folders
+    def _explained(self, error: Exception, overrides: Sequence[str]) -> ConfigError:
+        """An error that Hydra raised while it composed, as one line."""
+        text = str(error)
+        if option := re.search(r"Could not (?:find|load) '([^']+)'", text):
+            group, _, name = option[1].partition("/")
+            known = self.options(group)
+            return self._refused.get(option[1]) or ConfigError(
+                f"{group}={name}: there is no such file{did_you_mean(name, known)}"
+                + (f"; there are {', '.join(known)}" if known else "")
             )
-        ]
-        try:
-            return _keys_of((*options, *self._search_path))
-        except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError):
-            return _keys_of(())
+        if unknown := re.search(r"Could not override '([^']+)'", text):
+            groups = [line for line in overrides if self.options(line.partition("=")[0])]
+            try:
+                config, _ = self._compose(groups if groups != [*overrides] else [])
+            except ConfigError:
+                config, _ = self._compose([])
+            keys = [where for where, _, _ in entries(config)]
+            return ConfigError(unknown_key_message(unknown[1], keys))
+        if isinstance(error, HydraException | OmegaConfBaseException) and text:
+            return ConfigError(value_message(error))
+        return ConfigError(f"{' '.join(overrides)}: cannot be composed: {value_message(error)}")
 
-    def _check_who_says(self, config: DictConfig, parsed: Sequence[Override]) -> None:
+    def _check_override(self, override: Override) -> None:
+        """Refuse Hydra's own settings, and an override of a config group that names none of its
+        options.
+        """
+        group, line = override.key_or_group, override.input_line
+        if group == "hydra.searchpath":
+            raise ConfigError(f"{line}: use --config-dir DIR")
+        known = self.options(group)
+        if not known:
+            return
+        option = override.value()
+        if override.is_add() or override.is_force_add():
+            raise ConfigError(f"{line}: write it without a plus")
+        if option not in known:
+            hint = did_you_mean(option, known) if isinstance(option, str) else ""
+            several = (
+                f"; to search over several, write {group}=choice(A,B)"
+                if isinstance(option, list)
+                else ""
+            )
+            raise ConfigError(
+                f"{line}: there is no such file{hint}; there are {', '.join(known)}{several}"
+            )
+
+    def _check_command_line_only(
+        self, config: Mapping[str, Any], parsed: Sequence[Override]
+    ) -> None:
         """Refuse a value from an experiment's files for a key that only the command line, or an
         option that it chooses, may set.
         """
-        keys = {override.key_or_group for override in parsed}
-        said = [
-            key
-            for key, default in SAID_BY_COMMAND.items()
-            if key not in keys and _unresolved(config, key) not in (None, default)
-        ]
-        if not said:
-            return
-        ways = {part for key in said for part in (key, key.partition(".")[0])}
-        without_experiment = self._compose_once(
-            [str(override.input_line) for override in parsed if override.key_or_group in ways]
-        )
-        for key in said:
-            if _unresolved(config, key) != _unresolved(without_experiment, key):
+        for key, default in _COMMAND_LINE_ONLY.items():
+            root, _, name = key.partition(".")
+            found = _value(config, root, name)
+            if found in (None, default):
+                continue
+            lines = [*_lines_of(root, parsed), *_lines_of(key, parsed)]
+            if found != _value(self._compose(lines)[0], root, name):
                 raise ConfigError(
-                    f"{key}: found a value in an experiment's files; accepted is {key}=VALUE on the"
-                    " command line: an experiment can come from anyone, and this key says where"
-                    " files are written or who is sent what"
+                    f"{key}: found a value in an experiment's files; set {key}=VALUE on the command"
+                    " line: an experiment can come from anyone, and this key says where files are"
+                    " written or who is sent what"
                 )
 
-    def _check_choice(self, override: Override) -> None:
-        """Refuse an override of a config group that is no name.
 
-        Hydra would merge the options of a list into one of no meaning.
-        """
-        group = override.key_or_group
-        if not any((folder / group).is_dir() for folder in self._folders):
-            return
-        value = override.value()
-        if isinstance(value, list):
-            options = self._options(group)
-            raise ConfigError(
-                f"{override.input_line}: found a list, accepted is one of {', '.join(options)}; to"
-                f" search over several, list them in a search space ({group}: [A, B]) or write"
-                f" {group}=choice(A,B)"
-            )
-        if not isinstance(value, str | dict) or (isinstance(value, str) and leaves_folder(value)):
-            raise ConfigError(
-                f"{override.input_line}: accepted is GROUP=NAME with the name of one of the group's"
-                " files"
-            )
-
-    def _options(self, group: str) -> list[str]:
-        return sorted({name for folder in self._folders for name, _ in named_files(folder / group)})
-
-    def _check_names(self, choices: Mapping[str, str]) -> None:
-        """Refuse a user's option with the name of a shipped one, which Hydra takes in its place,
-        if their files differ.
-        """
-        for group, option in choices.items():
-            shipped, *own_files = (folder / group / f"{option}.yaml" for folder in self._folders)
-            for own in own_files:
-                if own.is_file() and shipped.is_file() and own.read_bytes() != shipped.read_bytes():
-                    raise ConfigError(
-                        f"{group}={option}: autotune ships a file of this name, which hides {own};"
-                        " accepted is another name"
-                    )
+def _groups() -> list[str]:
+    """The config groups of the shipped folder, outermost only."""
+    return list(dict.fromkeys(option.partition("/")[0] for option in shipped_options()))
 
 
-@contextmanager
-def hydra_set_up(
-    experiments: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
-) -> Iterator[None]:
-    """Context in which Hydra's global state is set up for the shipped configuration.
+def _lines_of(key: str, parsed: Sequence[Override]) -> list[str]:
+    return [str(override.input_line) for override in parsed if override.key_or_group == key]
 
-    Afterwards the caller's state is restored.
 
-    Args:
-        experiments: content of experiments that lie in no file, by name.
+def _value(config: Mapping[str, Any], root: str, name: str) -> Any:
+    node = config.get(root)
+    return node.get(name) if isinstance(node, Mapping) else None
+
+
+def _check_how_files_are_written(config: Mapping[str, Any], choices: Choices) -> None:
+    """Refuse what Hydra takes from a file without an error, but that does not do what its author
+    meant.
     """
-    saved = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
-    try:
-        register_user_files()
-        for name, content in experiments.items():
-            ConfigStore.instance().store(
-                name, dict(content), group="experiment", package="_global_"
+    if allowed := config.get("allowed_targets"):
+        raise ConfigError(
+            f"allowed_targets: found {allowed} in a file; it is read from the command line only:"
+            f" add allowed_targets={override_text(allowed)} if you trust that code"
+        )
+    for group, option in choices.items():
+        if group != "experiment" and isinstance(found := config.get(group), str):
+            raise ConfigError(
+                f"{group}: found {found!r} in a file where {group}={option} has keys; write an"
+                f" entry of the defaults list: override /{group}: {found}"
             )
-        with initialize_config_dir(str(shipped_folder("conf")), version_base="1.3"):
-            yield
-    finally:
-        GlobalHydra.instance().clear()
-        GlobalHydra.instance().hydra = saved
-        for name in experiments:
-            ConfigStore.instance().repo["experiment"].pop(f"{name}.yaml", None)
+    if "experiment" in config:
+        raise ConfigError(
+            f"experiment={choices['experiment']}: the file's first line must be: # @package"
+            " _global_"
+        )
 
 
-def _unresolved(config: DictConfig, key: str) -> Any:
-    group, _, last = key.rpartition(".")
-    node = OmegaConf.select(config, group, throw_on_resolution_failure=False) if group else config
-    if not isinstance(node, DictConfig):
-        return None
-    # the only way to a value as it is written
-    value = node._get_node(last, validate_access=False)  # noqa: SLF001
-    return value._value() if isinstance(value, Node) else value  # noqa: SLF001
+def _check_content(content: Any, package: str, path: str) -> None:
+    """Refuse a file of the user's own that is no configuration, or that reaches out of it."""
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{path}: found a {type(content).__name__}; write key: value")
+    defaults = content.get("defaults", [])
+    if not isinstance(defaults, list):
+        raise ConfigError(f"{path}: defaults: found a {type(defaults).__name__}; write a list")
+    if "hydra" in content or "hydra" in package.split("."):
+        raise ConfigError(f"{path}: hydra: a file cannot change Hydra's own settings")
+    for entry in defaults:
+        for texts in entry.items() if isinstance(entry, Mapping) else [(entry,)]:
+            for text in map(str, itertools.chain(*(_as_list(item) for item in texts))):
+                option = text.rpartition(" ")[2].removeprefix("/")
+                if _leaves_folder(option):
+                    raise ConfigError(
+                        f"{path}: defaults: found {entry}; name a file in the folder of its group"
+                    )
+                if "hydra" in re.split(r"[/@.]", option):
+                    raise ConfigError(
+                        f"{path}: defaults: found {entry}: a file cannot change Hydra's own"
+                        " settings"
+                    )
+    for where, key, value in entries(content):
+        # values that only the user's own function is given
+        may_be_plain = where.partition(".")[0] in ("training", "search_space")
+        for text in (key, value):
+            if isinstance(text, str) and "${" in _INTERPOLATION.sub(
+                "", without_plain_text(text) if may_be_plain else text
+            ):
+                raise ConfigError(
+                    f"{path}: {where}: found ${{ with more than a key; a file may have ${{KEY}};"
+                    " what is read from the environment belongs on the command line"
+                )
 
 
-@cache
-def _keys_of(overrides: tuple[str, ...]) -> list[str]:
-    """Every key of what Hydra composes for these overrides, groups included."""
-    with hydra_set_up():
-        return list(_flat_keys(OmegaConf.to_container(compose("config", [*overrides]))))
+def _as_list(item: Any) -> list[Any]:
+    return item if isinstance(item, list) else [item]
 
 
-def _flat_keys(value: Any, prefix: str = "") -> Iterator[str]:
-    for key, inner in value.items():
-        yield f"{prefix}{key}"
-        if isinstance(inner, Mapping):
-            yield from _flat_keys(inner, f"{prefix}{key}.")
+def _leaves_folder(name: str) -> bool:
+    """Whether the name of an option is a path that can lead out of its group's folder."""
+    return (
+        ".." in PurePosixPath(name.replace("\\", "/")).parts
+        or name.startswith("/")
+        or "://" in name
+    )

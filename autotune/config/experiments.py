@@ -1,12 +1,9 @@
-"""The configuration files and search spaces that come with autotune, and the experiments among
-them and among the user's own.
-"""
+"""The folders that come with autotune, and the experiments in them and among the user's own."""
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from autotune.errors import ConfigError
 
@@ -38,64 +35,11 @@ def options(group: str, config_dirs: Sequence[str] = ()) -> list[tuple[str, str]
     purposes: dict[str, str] = {}
     for folder in (*map(Path, config_dirs), shipped_folder("conf")):
         for name, path in named_files(folder / group):
-            comments = (
-                line.lstrip("# ").strip()
-                for line in path.read_text(errors="replace").splitlines()
-                if line.startswith("#")
-            )
+            comments = re.findall(r"^#[# ]*(.*)", path.read_text(errors="replace"), re.MULTILINE)
             purposes.setdefault(
                 name, next((line for line in comments if line and "@package" not in line), "")
             )
     return list(purposes.items())
-
-
-def absolute_default(entry: Any, folder: str) -> Any:
-    """An entry of the defaults list of an experiment with its path from the top, which means the
-    same in any file.
-
-    Args:
-        folder: where Hydra looks for the entries of that file: in ``experiment`` if the command
-            line chooses the experiment, even one in a folder beneath, and beside the file if
-            another file names it.
-    """
-    if isinstance(entry, dict):
-        return {_absolute(str(group), folder): option for group, option in entry.items()}
-    return entry if entry == "_self_" else _absolute(str(entry), folder)
-
-
-def _absolute(text: str, folder: str) -> str:
-    *words, path = text.split(" ")  # optional and override may stand before
-    return " ".join([*words, path if path.startswith("/") else f"/{folder}/{path}"])
-
-
-def bases(content: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
-    """Names of the experiments that the file of another has in its defaults list, each with the
-    folder of its own entries.
-
-    Args:
-        content: the file's content.
-        folder: as of ``absolute_default``.
-    """
-    found = []
-    for entry in content.get("defaults") or []:
-        absolute = absolute_default(entry, folder)
-        for group, option in (
-            absolute.items() if isinstance(absolute, dict) else [absolute.rpartition("/")[::2]]
-        ):
-            path = group.rpartition(" ")[2].partition("@")[0].strip("/")
-            if path.partition("/")[0] == "experiment":
-                found.append((f"{path}/{str(option).partition('@')[0]}".partition("/")[2], path))
-    return found
-
-
-def dated_name(what: str) -> str:
-    """Name of a study that was given none, which is that of a folder: what it tunes, and the
-    time.
-    """
-    name = re.sub(r"[^\w.-]+", "_", what).lstrip("_.-")
-    if not re.match(r"[A-Za-z0-9]", name):
-        name = f"study_{name}"
-    return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def options_help(group: str, config_dirs: Sequence[str] = ()) -> str:
@@ -113,9 +57,19 @@ def require_experiment(is_there: bool, config_dirs: Sequence[str]) -> None:
     """
     if not is_there:
         names = ", ".join(name for name, _ in options("experiment", config_dirs))
-        raise ConfigError(f"no experiment; accepted is experiment=NAME with NAME one of {names}")
+        raise ConfigError(f"no experiment: add experiment=NAME with NAME one of {names}")
 
 
 def names_experiment(overrides: Sequence[str]) -> bool:
     """Whether the overrides choose an experiment, without composing them."""
     return any(override.startswith(("experiment=", "+experiment=")) for override in overrides)
+
+
+def dated_name(what: str) -> str:
+    """Name of a study that was given none, which is that of a folder: what it tunes, and the
+    time.
+    """
+    name = re.sub(r"[^\w.-]+", "_", what).lstrip("_.-")
+    if not re.match(r"[A-Za-z0-9]", name):
+        name = f"study_{name}"
+    return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -17,9 +17,8 @@ from pathlib import Path
 from rich.console import Console
 
 from autotune.config.build import build_partial, call
-from autotune.config.compose import Composed, Composer, split_overrides
+from autotune.config.compose import Composed, Composer, Source, split_overrides
 from autotune.config.schema import Config, TrialConfig
-from autotune.config.sources import Source
 from autotune.confirm.runs import Lanes, PairedRun, run_in_turns
 from autotune.confirm.statistics import in_turns
 from autotune.errors import AutotuneError, ClusterError, ConfigError, WorkerError

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config.command_line import EXIT_NOT_REACHED
-from autotune.config.compose import split_overrides
 from autotune.config.experiment_file import check_exported, experiment_yaml, train_command
 from autotune.config.schema import TrialConfig
 from autotune.confirm.confirmation import Confirmation
@@ -470,10 +469,8 @@ def best_yaml(
         ConfigError: the configuration cannot be written as an experiment.
     """
     plan, composer, scores = live.plan, live.plan.composer, confirmation.scores[best.trial]
-    groups, values = split_overrides(composer, composer.overrides)
-    best_groups, best_values = composer.split(best.suggestion)
     seed = live.policy.results[best.trial].seed
-    exported = {"seed": seed, **values, **best_values}
+    content = composer.experiment_of(best.suggestion, seed=seed)
     reached = ", ".join(f"{score:.3g}" for score, reached in scores.scored_runs if reached)
     comments = [
         f"Exported by autotune from study {plan.name}, {best.label}: {plan.trial.target} in"
@@ -486,19 +483,12 @@ def best_yaml(
             f" {describe_ratio(confirmation.speed_up)}."
         )
     comments += ["The seed is the search trial's own.", f"Format {FORMATS['experiment']}."]
-    content = composer.files.content("experiment", plan.experiment)
-    write = partial(
-        experiment_yaml, base=plan.experiment, base_content=content, groups=groups | best_groups
-    )
-    text = write(values=exported, comments=comments)
+    text = experiment_yaml(content, comments)
     recomposed = compose_exported(text, [*map(str, composer.config_dirs)], composer.allowed_targets)
     check_exported(recomposed.trial, composer.compose_suggestion(best.suggestion, seed=seed).trial)
-    if (shown := without_secrets_in(exported)) != exported:
-        keys = ", ".join(f"{key}=..." for key, value in exported.items() if shown[key] != value)
-        text = write(
-            values=shown,
-            comments=[*comments, f"{MARK} stands for a secret that is kept nowhere: give {keys}"],
-        )
+    if (shown := without_secrets_in(content)) != content:
+        comments.append(f"{MARK} stands for a secret that is kept nowhere: give it in its place")
+        text = experiment_yaml(shown, comments)
     return text, recomposed.trial
 
 

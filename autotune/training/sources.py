@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from autotune.config.command_line import EXIT_BAD_INPUT, EXIT_NOT_REACHED
-from autotune.config.compose import Composer
-from autotune.config.sources import Source
+from autotune.config.compose import Composer, Source
 from autotune.errors import ConfigError, ExecutionError, FileError
 from autotune.files import make_folder, opened_to_lock
 
