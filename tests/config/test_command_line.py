@@ -139,7 +139,7 @@ def test_a_wrong_completion_command_is_refused_in_one_line(command: str) -> None
         shell_completion(command, [], [])
     assert (
         str(refused.value)
-        == f"-sc: found {command!r}, accepted are install=, uninstall= or query= with bash,"
+        == f"-sc: found {command!r}; use install=, uninstall= or query= with bash,"
         " fish, zsh"
     )
 

@@ -135,7 +135,7 @@ def test_hydra_composes_an_option_once_and_not_each_set_of_them(
         ),
         pytest.param(
             "model/nets/wide.yaml",
-            "_target_: autotune.workloads.simple_cnn.SimpleCNN\nwidths: [64, 64]\nnorm: none\n",
+            "_target_: autotune.workloads.cnn.SimpleCNN\nwidths: [64, 64]\nnorm: none\n",
             {"model": "nets/wide", "model.norm": "batch"},
             id="an option in a folder",
         ),
@@ -301,7 +301,7 @@ def test_an_experiment_of_ones_own_runs_by_name_beside_the_shipped_ones(write: W
     )
     write(
         "it's mine, too/model/nets/wide.yaml",
-        "_target_: autotune.workloads.simple_cnn.SimpleCNN\nwidths: [64, 64]\nnorm: none\n",
+        "_target_: autotune.workloads.cnn.SimpleCNN\nwidths: [64, 64]\nnorm: none\n",
     )
     folder = f"{folder}/it's mine, too"
     composed = Composer(["experiment=vision/deep", "optimizer.lr=0.5"], [folder]).compose()

@@ -14,7 +14,6 @@ from autotune.space import Choice, Float, Int, Parameter, PowerOfTwo, SearchSpac
 
 ROOT = Path(__file__).parent.parent.parent
 EXPERIMENTS = sorted(each.stem for each in (ROOT / "conf" / "experiment").glob("*.yaml"))
-OPTIMIZERS = ", ".join(sorted(each.stem for each in (ROOT / "conf" / "optimizer").glob("*.yaml")))
 SHIPPED_SPACES = sorted(
     f"search_spaces/{each.name}" for each in (ROOT / "search_spaces").glob("*.yaml")
 )
@@ -261,7 +260,7 @@ def test_the_same_key_in_two_files_is_refused_with_both() -> None:
         ),
         (
             {"optimizer": ["sgd", "adam"]},
-            f"search_space[0]: optimizer=adam: accepted are {OPTIMIZERS} (did you mean adamw?)",
+            "search_space[0]: optimizer=adam: there is no such file (did you mean adamw?); there are ",
         ),
         (
             {"epochs": [3, "many"]},
