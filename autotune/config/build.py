@@ -205,7 +205,7 @@ def shipped_options() -> Mapping[str, Any]:
     # both loaders are safe
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return {
-        f"{group.name}/{name}": yaml.load(path.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506
+        f"{group.name}/{name}": yaml.load(path.read_bytes(), Loader=loader)  # noqa: S506
         for group in sorted(shipped_folder("conf").iterdir())
         if group.is_dir()
         for name, path in named_files(group)

@@ -375,7 +375,8 @@ def split_overrides(
             groups[key] = value
         else:
             # Hydra's quoted texts become plain ones
-            values[key] = OmegaConf.to_container(OmegaConf.create([value]))[0]  # type: ignore[index]
+            made: Any = OmegaConf.to_container(OmegaConf.create([value]))
+            values[key] = made[0]
     return groups, values
 
 

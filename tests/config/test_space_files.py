@@ -260,7 +260,7 @@ def test_the_same_key_in_two_files_is_refused_with_both() -> None:
         ),
         (
             {"optimizer": ["sgd", "adam"]},
-            "search_space[0]: optimizer=adam: there is no such file (did you mean adamw?); there are ",
+            "search_space[0]: optimizer=adam: there is no such file (did you mean adamw?)",
         ),
         (
             {"epochs": [3, "many"]},
