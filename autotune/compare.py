@@ -1,8 +1,8 @@
 """Compare configurations by time to target: ``autotune compare experiment=NAME a=[key=value,...]
 b=[...]``.
 
-All sides are trained in turns, in fresh processes, on ``num_seeds`` shared seeds. Exit code 0:
-compared; 2: bad input; 3: a side never reached the target, so there is at most a bound; 130:
+All of them are trained in turns, in fresh processes, on ``num_seeds`` shared seeds. Exit code 0:
+compared; 2: bad input; 3: one never reached the target, so there is at most a bound; 130:
 interrupted, and the result so far was printed; 1: the trained code failed several times in a row.
 """
 
@@ -23,17 +23,17 @@ from autotune.config.experiments import options_help, require_experiment
 from autotune.config.own_keys import own_key, own_keys_help, read_own_keys
 
 if TYPE_CHECKING:
-    from autotune.reporting.compared import Comparison
+    from autotune.reporting.comparison import Comparison
 
 _PURPOSE = (
     "Compare configurations by time to target and time of a step: in turns, in fresh processes."
 )
-_OTHER_KEYS = """any other key is of all sides:
-  experiment=NAME                       what to run; or of each side: a=[experiment=cnn]
+_OTHER_KEYS = """any other key is of all configurations:
+  experiment=NAME                       what to run; or of each: a=[experiment=cnn]
   target.value=0.97                     what counts as trained
   study.name=NAME study.folder=DIR      where results go: outputs/compare-EXPERIMENT-TIME
   cluster.address=auto tracking=none    where it runs, and whether MLflow keeps it
-  dry_run=true                          print sides, runs and resources; train nothing
+  dry_run=true                          print runs and resources; train nothing
 
 what more workers bring, with their efficiency:
   a=[] b=[parallelism=ddp] c=[parallelism=ddp,parallelism.num_workers=4]
@@ -46,19 +46,19 @@ class CompareKeys:
 
     a: str = own_key(
         ...,
-        "what one side has beside what all have; quote it: 'a=[optimizer=adamw,optimizer.lr=0.01]'",
+        "what one has beside what all have; quote it: 'a=[optimizer=adamw,optimizer.lr=0.01]'",
         shown="[key=value,...]",
     )
     b: str = own_key(
         ...,
-        "what another side has, as in b=[device=cpu]; [] is the experiment as it stands",
+        "what another one has, as in b=[device=cpu]; [] is the experiment as it stands",
         shown="[key=value,...]",
     )
-    c: str = own_key("", "a third side, held against a as b is", shown="[key=value,...]")
-    d: str = own_key("", "a fourth side", shown="[key=value,...]")
+    c: str = own_key("", "a third one, held against a as b is", shown="[key=value,...]")
+    d: str = own_key("", "a fourth one", shown="[key=value,...]")
     num_seeds: int = own_key(
         10,
-        "runs of each side; those of a pair share their seed",
+        "runs of each; those of a pair share their seed",
         least=2,
         accepted="a whole number from 2: one pair of runs has no interval",
     )
@@ -70,15 +70,15 @@ def compare(
     num_seeds: int,
     config_dirs: Sequence[str] = (),
     console: Console | None = None,
-    **sides: Sequence[str],
+    **configurations: Sequence[str],
 ) -> "Comparison | None":
     """Compare configurations as ``autotune compare`` does.
 
     Args:
-        common: overrides of all sides, such as ``experiment=cnn``.
-        num_seeds: runs of each side; those of a pair share their seed.
+        common: overrides of all configurations, such as ``experiment=cnn``.
+        num_seeds: runs of each configuration; those of a pair share their seed.
         console: where progress is printed; None prints nothing.
-        sides: overrides of each side only, such as ``a=["optimizer.lr=0.1"]``.
+        configurations: overrides of each one only, such as ``a=["optimizer.lr=0.1"]``.
 
     Returns:
         The comparison; None after a dry run, which only prints the plan.
@@ -86,42 +86,37 @@ def compare(
     Raises:
         AutotuneError: the comparison cannot be run; its message is one line.
     """
-    from autotune.confirm.compare import (  # noqa: PLC0415  # after --help
-        check_comparison,
-        compose_sides,
-        describe_comparison,
-        plan_comparison,
-        run_comparison,
-    )
-    from autotune.execution.launcher import started_launcher  # noqa: PLC0415  # after --help
+    # after --help
+    from autotune.confirm import compare as study  # noqa: PLC0415
+    from autotune.execution.launcher import started_launcher  # noqa: PLC0415
 
     out = console or Console(quiet=True)
 
     def say(line: str) -> None:
         out.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    given = [override for of_side in sides.values() for override in of_side]
-    code_folders = import_user_code_from(config_dirs, [*common, *given])
-    composed = compose_sides(common, sides, config_dirs)
-    require_experiment(all(side.experiment for side in composed), config_dirs)
+    own = [override for overrides in configurations.values() for override in overrides]
+    code_folders = import_user_code_from(config_dirs, [*common, *own])
+    composed = study.compose_configurations(common, configurations, config_dirs)
+    require_experiment(all(each.experiment for each in composed), config_dirs)
     config = composed[0].composed.config
+    shown = [f"{name}=[{','.join(overrides)}]" for name, overrides in configurations.items()]
     with started_launcher(config.cluster, is_wanted=not config.dry_run) as launcher:
-        with out.status("reading the configuration and checking all sides"):
-            plan = plan_comparison(composed, num_seeds=num_seeds, launcher=launcher)
+        with out.status("reading and checking all configurations"):
+            plan = study.plan_comparison(
+                composed,
+                num_seeds=num_seeds,
+                command=[*common, *shown, f"num_seeds={num_seeds}"],
+                code_folders=code_folders,
+                launcher=launcher,
+            )
             if not (config.dry_run and plan.missing_sources):  # the check would train them first
-                check_comparison(plan, say, launcher)
+                study.check_comparison(plan, say, launcher)
         if config.dry_run:
-            for text in describe_comparison(plan):
+            for text in study.describe_comparison(plan):
                 say(text)
             return None
-        shown = [f"{name}=[{','.join(of_side)}]" for name, of_side in sides.items()]
-        return run_comparison(
-            plan,
-            command=[*common, *shown, f"num_seeds={num_seeds}"],
-            code_folders=code_folders,
-            console=out,
-            launcher=launcher,
-        )
+        return study.run_comparison(plan, console=out, launcher=launcher)
 
 
 def compare_command(arguments: Sequence[str]) -> int:
@@ -134,26 +129,26 @@ def compare_command(arguments: Sequence[str]) -> int:
     from autotune.reporting.terminal import output_console  # noqa: PLC0415  # after --help
 
     given = {"a": own.a, "b": own.b, "c": own.c, "d": own.d}
-    sides = {name: read_override_list(text, name) for name, text in given.items() if text}
+    lists = {name: read_override_list(text, name) for name, text in given.items() if text}
     if line.cfg:
-        from autotune.confirm.compare import compose_sides  # noqa: PLC0415  # after --help
+        from autotune.confirm.compare import compose_configurations  # noqa: PLC0415  # after --help
 
-        for side in compose_sides(common, sides, line.config_dirs):
-            text = side.composer.config_yaml(resolve=line.resolve)
-            print(f"---\n# {side.name}: {' '.join(side.overrides)}\n{text}", end="")
+        for each in compose_configurations(common, lists, line.config_dirs):
+            text = each.composer.config_yaml(resolve=line.resolve)
+            print(f"---\n# {each.name}: {' '.join(each.overrides)}\n{text}", end="")
         return 0
     comparison = compare(
         common,
         num_seeds=own.num_seeds,
         config_dirs=line.config_dirs,
         console=output_console(),
-        **sides,
+        **lists,
     )
     if comparison is None:
         return 0
     if not comparison.is_complete:
         return EXIT_INTERRUPTED
-    return 0 if comparison.all_sides_reached else EXIT_NOT_REACHED
+    return 0 if comparison.all_reached else EXIT_NOT_REACHED
 
 
 if __name__ == "__main__":

@@ -80,7 +80,9 @@ def run(experiment: str, seed: int, overrides: list[str], num_later_runs: int) -
         "seed": seed,
         "wall_seconds": ended - began,
         "confirmation_seconds": 0.0 if confirming_at is None else ended - confirming_at,
-        "num_confirmation_runs": sum(bool(re.match("confirmation run", line)) for line in lines),
+        "num_confirmation_runs": sum(
+            bool(re.match(r"confirmation run \d", line)) for line in lines
+        ),
         "is_baseline_best": speed_up is None,
         "speed_up": speed_up,
         "baseline": None if best is None else best["baseline"]["expected_seconds"],

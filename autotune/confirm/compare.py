@@ -1,4 +1,4 @@
-"""Comparing given configurations: sides that run in turns, in fresh processes, as in confirmation.
+"""Comparing given configurations: they run in turns, in fresh processes, as in confirmation.
 
 A comparison has no storage to resume from, but all results are written to disk after each run.
 """
@@ -9,17 +9,18 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from autotune.config.build import build_partial, call
 from autotune.config.compose import Composed, Composer, Source, split_overrides
 from autotune.config.schema import Config, TrialConfig
-from autotune.confirm.runs import Lanes, PairedRun, run_in_turns
+from autotune.confirm.runs import Lanes, Run, RunsInTurns
 from autotune.confirm.statistics import in_turns
 from autotune.errors import AutotuneError, ClusterError, ConfigError, WorkerError
 from autotune.execution.cluster import RayConnection, capabilities_of, check_can_start
@@ -38,11 +39,11 @@ from autotune.execution.task import TrialTask
 from autotune.hiding import without_secrets
 from autotune.measurement import TrialResult
 from autotune.mlflow_logs import logs_folder
-from autotune.objective import Objective, check_measured
+from autotune.objective import check_measured
 from autotune.outcome import Outcome
-from autotune.reporting.compared import ComparedSide, Comparison, write_comparison
-from autotune.reporting.comparison_terminal import ComparisonDisplay, print_comparison
-from autotune.reporting.scores import run_score, score_format_of
+from autotune.reporting.comparison import Compared, Comparison, verdict, write_comparison
+from autotune.reporting.runs_terminal import RunsDisplay, print_comparison
+from autotune.reporting.scores import describe_arm
 from autotune.search.randomness import derived_seed
 from autotune.space import Suggestion
 from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial
@@ -51,109 +52,87 @@ from autotune.training.capabilities import Capabilities, versions
 from autotune.training.sources import train_missing_sources
 
 _SAME = ("target", "evaluate_every_samples", "objective", "cluster", "tracking", "study", "seed")
-"""Configuration keys whose values must be the same for all sides."""
+"""Configuration keys whose values must be the same for all configurations."""
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
-    """One of the configurations that a comparison runs."""
+class Candidate(Compared):
+    """One of the configurations that a comparison runs, with what its runs are composed from."""
 
-    name: str
-    overrides: tuple[str, ...]
-    """Overrides of this side alone, beside those that all sides share."""
     composer: Composer
     composed: Composed
 
     @property
     def trial(self) -> TrialConfig:
-        """The configuration that the side's runs train, except for the seed."""
+        """The configuration that the runs train, except for the seed."""
         return self.composed.trial
 
     @property
     def experiment(self) -> str:
-        """Name of the experiment that the side is composed from."""
+        """Name of the experiment that the configuration is composed from."""
         return self.composed.choices["experiment"]
 
     @property
-    def shown(self) -> str:
-        """The side's overrides for the terminal."""
+    def as_list(self) -> str:
+        """The overrides as they are typed."""
         return f"[{', '.join(map(without_secrets, self.overrides))}]"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparisonPlan:
-    """A checked plan of a comparison."""
+class ComparisonPlan(Comparison):
+    """A checked plan of a comparison, which becomes its result as runs end."""
 
-    name: str
+    configurations: tuple[Candidate, ...]
     folder: Path
-    num_seeds: int
-    sides: tuple[Side, ...]
-    objective: Objective
     capabilities: Capabilities
+    code_folders: tuple[str, ...]
+    """Folders that may hold Python modules of the user's own."""
+    facts: Mapping[str, Any]
+    """Facts about the command and the machine, kept in the comparison's files."""
 
     @property
     def config(self) -> Config:
-        """The configuration of everything that the sides share, such as cluster and tracker."""
-        return self.sides[0].composed.config
+        """The configuration of what all share, such as cluster and tracker."""
+        return self.configurations[0].composed.config
 
     @property
     def missing_sources(self) -> tuple[Source, ...]:
-        """Experiments to train first: a side starts from their checkpoints, which do not exist
-        yet.
+        """Experiments to train first: configurations start from their checkpoints, which do not
+        exist yet.
         """
-        sources = [source for side in self.sides for source in side.composer.missing_sources]
-        return tuple(dict.fromkeys(sources))
+        sources = (each.composer.missing_sources for each in self.configurations)
+        return tuple(dict.fromkeys(itertools.chain.from_iterable(sources)))
 
     @property
     def device_lines(self) -> list[str]:
-        """What the sides run on, see ``plan.device_lines``; a line each where they differ."""
-        lines = (
-            line for side in self.sides for line in device_lines(side.trial, self.capabilities)
-        )
-        return list(dict.fromkeys(lines))
+        """What the runs are on, see ``plan.device_lines``; a line each where that differs."""
+        lines = (device_lines(each.trial, self.capabilities) for each in self.configurations)
+        return list(dict.fromkeys(itertools.chain.from_iterable(lines)))
 
     def resources(self, config: TrialConfig) -> tuple[int, int]:
         """Numbers of CPUs and whole GPUs that one run takes."""
         return resources_of(config, self.config.cluster, self.capabilities)
 
-    def seed(self, number: int) -> int:
-        """The seed that all runs of a round share; a round has one run of each side."""
-        return derived_seed(self.config.study.seed, f"compare {number}")
-
-    def comparison(self) -> Comparison:
-        """The comparison before its first run."""
-        return Comparison(
-            name=self.name,
-            experiment=" and ".join(dict.fromkeys(side.experiment for side in self.sides)),
-            target=self.sides[0].trial.target,
-            num_seeds=self.num_seeds,
-            sides=tuple(
-                ComparedSide(
-                    name=side.name,
-                    overrides=side.overrides,
-                    config=side.trial.as_dict(),
-                    objective=self.objective,
-                )
-                for side in self.sides
-            ),
-        )
-
-    def run(self, index: int, number: int, code_folders: Sequence[str]) -> PairedRun:
-        """The run of a side in a round, to be made in a fresh process."""
-        side, seed = self.sides[index], self.seed(number)
-        config = side.composer.compose_suggestion(Suggestion({}), seed=seed).trial
+    def run(self, index: int, number: int, *, started_at: float = 0.0) -> Run:
+        """The run of a configuration in a round, whose runs share a seed."""
+        each = self.configurations[index]
+        seed = derived_seed(self.config.study.seed, f"compare {number}")
+        config = each.composer.compose_suggestion(Suggestion({}), seed=seed).trial
         num_cpus, num_gpus = self.resources(config)
-        groups, values = split_overrides(side.composer, side.overrides)
-        return PairedRun(
-            arm=index,
+        groups, values = split_overrides(each.composer, each.overrides)
+        return Run(
+            configuration=index,
             number=number,
+            label=each.name,
+            num_runs=self.num_wanted,
             task=TrialTask(
-                name=f"{side.name}-{number}",
+                name=f"{each.name}-{number}",
                 config=config,
                 cap_seconds=math.inf,
                 num_threads=num_cpus // config.num_workers,
-                deadline_seconds=max(deadline_seconds(each.composed) for each in self.sides),
-                code_folders=tuple(code_folders),
+                deadline_seconds=max(deadline_seconds(one.composed) for one in self.configurations),
+                code_folders=self.code_folders,
                 working_folder=str(Path.cwd()),
                 hang_folder=str(self.folder),
                 logs_folder=logs_folder(self.config.tracking, self.folder),
@@ -164,101 +143,184 @@ class ComparisonPlan:
                 score_test=True,
             ),
             tracked=TrackedTrial(
-                name=f"{side.name}-{number}",
+                name=f"{each.name}-{number}",
                 phase="compare",
                 trial=number,
-                values={"side": side.name, **groups, **values},
-                overrides=side.overrides,
+                values={"side": each.name, **groups, **values},
+                overrides=each.overrides,
                 make_config=config.as_dict,
                 seed=seed,
-                started_at=0.0,
+                started_at=started_at,
             ),
         )
 
+    def ended_runs(self) -> list[FinishedRun]:
+        """The runs that have ended, as a tracker knows them."""
+        return [
+            (
+                self.run(index, number, started_at=result.started_at).tracked,
+                result,
+                score.score if score.reached else None,
+            )
+            for index, each in enumerate(self.configurations)
+            for number, score in each.scores.items()
+            for result in (each.runs[number],)
+        ]
 
-def compose_sides(
+    def tracker_info(self) -> StudyInfo:
+        """Facts on the comparison for its tracker."""
+        return StudyInfo(
+            name=self.name,
+            kind="comparison",
+            workload=workload_of(self.configurations[0].composed),
+            experiment=self.experiment,
+            folder=str(self.folder),
+            settings={
+                "experiment": self.experiment,
+                "target": f"{self.target.metric} {self.target.value:g}",
+                "max_train_seconds": self.target.max_train_seconds,
+                "objective": self.config.objective["_target_"].rpartition(".")[2],
+                "score": self.scale.description,
+                "num_seeds": self.num_seeds,
+                "seed": self.config.study.seed,
+                **{each.name: " ".join(each.overrides) for each in self.configurations},
+            },
+            tags={"autotune.device": self.capabilities.device_name},
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """The comparison's metrics for a tracker, such as ``b_time_to_target_ratio``."""
+        return {
+            f"{each.name}_{name}_ratio{end}": value
+            for each in self.configurations[1:]
+            for name, ratio in self.ratios(each).items()
+            if ratio is not None
+            for end, value in (("", ratio.ratio), ("_low", ratio.low), ("_high", ratio.high))
+        }
+
+    def write(self) -> list[Path]:
+        """Write the files with all runs so far, and return their paths."""
+        runs = [run for each in self.configurations for run in each.runs.values()]
+        device = next((run.fingerprint.get("device") for run in runs if run.fingerprint), None)
+        return write_comparison(self.folder, self, {**self.facts, "device": device})
+
+    def draw(self) -> list[Path]:
+        """Write the chart of all runs, and return its path."""
+        from autotune.reporting import drawing  # noqa: PLC0415  # Plotly
+
+        verdicts = "; ".join(verdict(self, each) for each in self.configurations[1:])
+        words = "; ".join(
+            f"{each.summary.label}: {describe_arm(each.summary)}" for each in self.configurations
+        )
+        chart = drawing.runs_chart(
+            "comparison",
+            [each.summary for each in self.configurations],
+            _COLOURS,
+            f"{verdicts}. {self.experiment} to {drawing.target_label(self.target)}: {words}.",
+        )
+        return drawing.write_charts(self.folder / "figures", [chart])
+
+
+def compose_configurations(
     common: Sequence[str], overrides: Mapping[str, Sequence[str]], config_dirs: Sequence[str]
-) -> tuple[Side, ...]:
-    """Compose the configurations of all sides and check that they can be compared.
+) -> tuple[Candidate, ...]:
+    """Compose all configurations and check that they can be compared.
 
     Args:
-        common: overrides that all sides share.
-        overrides: overrides of each side alone, by the side's name.
+        common: overrides that all configurations share.
+        overrides: overrides of each one alone, by its name.
 
     Raises:
-        ConfigError: a side cannot be composed, or two cannot be compared; the message names them.
+        ConfigError: one cannot be composed, or two cannot be compared; the message names them.
     """
-    sides = [
-        _composed(name, [*common, *each], each, config_dirs) for name, each in overrides.items()
-    ]
-    for one, other in itertools.combinations(sides, 2):
-        if key := next(
-            (key for key in _SAME if one.composed.plain[key] != other.composed.plain[key]), None
-        ):
-            names = f"{one.name} and {other.name}"
-            raise ConfigError(f"{key}: {names} differ in it; set it for both, beside {names}")
+    configurations = [_composed(name, common, own, config_dirs) for name, own in overrides.items()]
+    for one, other in itertools.combinations(configurations, 2):
+        for key in _SAME:
+            if one.composed.plain[key] != other.composed.plain[key]:
+                names = f"{one.name} and {other.name}"
+                raise ConfigError(f"{key}: {names} differ in it; set it for both, beside {names}")
         if one.trial == other.trial:
             raise ConfigError(
-                f"{one.name} and {other.name}: {one.shown} and {other.shown} are the same"
+                f"{one.name} and {other.name}: {one.as_list} and {other.as_list} are the same"
                 " configuration"
             )
-    return tuple(sides)
+    return tuple(configurations)
 
 
 def _composed(
-    name: str, overrides: Sequence[str], own: Sequence[str], config_dirs: Sequence[str]
-) -> Side:
+    name: str, common: Sequence[str], own: Sequence[str], config_dirs: Sequence[str]
+) -> Candidate:
     try:
-        composer = Composer(overrides, config_dirs)
+        composer = Composer([*common, *own], config_dirs)
         composer.refuse_sweeps()
         composed = composer.compose()
-        _ = composed.trial  # checks it
+        trial, node = composed.trial, composed.config.objective
+        return Candidate(
+            name=name,
+            overrides=tuple(own),
+            config=trial.as_dict(),
+            objective=call(build_partial(node, trial.allowed_targets, "objective"), "objective"),
+            composer=composer,
+            composed=composed,
+        )
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error
-    return Side(name=name, overrides=tuple(own), composer=composer, composed=composed)
 
 
 def plan_comparison(
-    sides: tuple[Side, ...], *, num_seeds: int, launcher: Launcher | None = None
+    configurations: tuple[Candidate, ...],
+    *,
+    num_seeds: int,
+    command: Sequence[str],
+    code_folders: Sequence[str],
+    launcher: Launcher | None = None,
 ) -> ComparisonPlan:
-    """Plan the runs of the sides and check the settings and machines that they need.
+    """Plan the runs and check the settings and machines that they need.
 
     Args:
+        command: command-line arguments that started the comparison, kept in its files.
+        code_folders: folders that may hold Python modules of the user's own.
         launcher: what finds out what this machine has, in place of this process, which would
             then hold memory of its GPU.
 
     Raises:
-        AutotuneError: these machines cannot run a side, or a setting has a value that is refused.
+        AutotuneError: these machines cannot run a configuration, or a setting has a value that is
+            refused.
     """
-    config, trial = sides[0].composed.config, sides[0].trial
+    first = configurations[0]
+    config = first.composed.config
     capabilities = capabilities_of(config.cluster, launcher)
     check_budget(config)
-    for side in sides:
-        if (reason := unsuitable(side.trial, config.cluster, capabilities)) is not None:
-            raise ConfigError(f"{side.name}: cannot run here: {reason}")
-    experiments = "-and-".join(dict.fromkeys(side.experiment for side in sides))
-    name = study_name(config, f"compare-{experiments}")
+    for each in configurations:
+        if (reason := unsuitable(each.trial, config.cluster, capabilities)) is not None:
+            raise ConfigError(f"{each.name}: cannot run here: {reason}")
+    experiments = list(dict.fromkeys(each.experiment for each in configurations))
+    name = study_name(config, f"compare-{'-and-'.join(experiments)}")
     folder = (Path(config.study.folder) / name).absolute()
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"study.name: {folder} holds files already; give another name, or none")
-    objective = call(
-        build_partial(config.objective, trial.allowed_targets, "objective"), "objective"
-    )
-    check_measured(objective, [capabilities.device_of(side.trial) for side in sides])
+    check_measured(first.objective, [capabilities.device_of(each.trial) for each in configurations])
     return ComparisonPlan(
         name=name,
-        folder=folder,
+        experiment=" and ".join(experiments),
+        target=first.trial.target,
         num_seeds=num_seeds,
-        sides=sides,
-        objective=objective,
+        configurations=configurations,
+        folder=folder,
         capabilities=capabilities,
+        code_folders=tuple(code_folders),
+        facts={
+            "command": list(map(without_secrets, command)),
+            "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "versions": versions(),
+        },
     )
 
 
 def check_comparison(
     plan: ComparisonPlan, say: Callable[[str], None], launcher: Launcher | None
 ) -> None:
-    """Train the checkpoints that sides start from, then make the components of every side once.
+    """Train the checkpoints that configurations start from, then make the components of each once.
 
     Args:
         say: called with a line of text when a checkpoint is trained.
@@ -269,161 +331,138 @@ def check_comparison(
             trained.
     """
     with calling(launcher) as call_there:
-        for side in plan.sides:
+        for each in plan.configurations:
             try:
-                train_missing_sources(side.composer, say)
+                train_missing_sources(each.composer, say)
                 if plan.config.cluster.is_local:  # a remote cluster may have data that is not here
-                    call_there(CHECK_TRAINING, side.trial)
+                    call_there(CHECK_TRAINING, each.trial)
             except AutotuneError as error:
-                raise type(error)(f"{side.name}: {error}") from error
+                raise type(error)(f"{each.name}: {error}") from error
 
 
 def describe_comparison(plan: ComparisonPlan) -> list[str]:
-    """The plan as lines of text for the terminal: sides, target, runs and resources."""
-    target, machines = plan.sides[0].trial.target, plan.capabilities
+    """The plan as lines of text for the terminal: configurations, target, runs and resources."""
+    target, machines = plan.target, plan.capabilities
     lines = [
         f"comparison {plan.name} -> {plan.folder}",
         f"target     {target}, at most {target.max_train_seconds:g} s of training a run",
     ]
-    for side in plan.sides:
-        cpus, gpus = plan.resources(side.trial)
-        lines.append(f"{side.name:<10} {side.shown}: {cpus} CPU and {gpus} GPU a run")
+    for each in plan.configurations:
+        cpus, gpus = plan.resources(each.trial)
+        lines.append(f"{each.name:<10} {each.as_list}: {cpus} CPU and {gpus} GPU a run")
     return [
         *lines,
-        f"runs       {plan.num_seeds} of each side, in turns, each in a fresh process",
-        *(f"first      {each.experiment} is trained, once" for each in plan.missing_sources),
+        f"runs       {plan.num_seeds} of each, in turns, each in a fresh process",
+        *(f"first      {source.experiment} is trained, once" for source in plan.missing_sources),
         f"machines   {machines.num_cpus} CPU and {machines.num_gpus} GPU ({machines.device_name})",
         *(f"device     {line}" for line in plan.device_lines),
     ]
 
 
 def run_comparison(
-    plan: ComparisonPlan,
-    *,
-    command: Sequence[str],
-    code_folders: Sequence[str],
-    console: Console,
-    launcher: Launcher | None = None,
+    plan: ComparisonPlan, *, console: Console, launcher: Launcher | None = None
 ) -> Comparison:
     """Run a planned comparison, then write, track and print its result.
 
     The first Ctrl-C ends the comparison without a further run, and the runs so far are reported.
 
     Args:
-        command: command-line arguments that started the comparison, kept in its files.
-        code_folders: folders that may hold Python modules of the user's own.
         launcher: the driver's own launcher, for runs on this machine.
 
     Raises:
         AutotuneError: the comparison cannot be run; the message is one line.
-        WorkerError: several runs of a side in a row failed in the user's own code.
+        WorkerError: several runs of a configuration in a row failed in the user's own code.
     """
-    comparison = plan.comparison()
-    facts = {
-        "command": list(map(without_secrets, command)),
-        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "versions": versions(),
-    }
-
-    def write() -> list[Path]:
-        runs = [run for side in comparison.sides for run in side.runs.values()]
-        device = next((run.fingerprint.get("device") for run in runs if run.fingerprint), None)
-        return write_comparison(plan.folder, comparison, {**facts, "device": device})
-
-    with interruptible() as interrupt, _opened(plan, comparison, console) as tracker:
-        with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C ends the runs at once
-            _make_runs(plan, comparison, tracker, interrupt, write, code_folders, console, launcher)
-        # Plotly
-        from autotune.reporting.comparison_charts import comparison_charts  # noqa: PLC0415
-        from autotune.reporting.drawing import write_charts  # noqa: PLC0415  # Plotly
-
-        figures = write_charts(plan.folder / "figures", comparison_charts(comparison))
-        tracker.close(
-            status="FINISHED" if comparison.is_complete else "KILLED",
-            metrics=_metrics(comparison),
-            tags={},
-            artifacts=[*write(), *figures],
+    with (
+        interruptible() as interrupt,
+        sole_user(plan.folder),
+        log_file(plan.folder / "autotune.log"),
+    ):
+        tracker = TrackerWriter(
+            plan.config.tracking,
+            plan.configurations[0].trial.allowed_targets,
+            make_info=plan.tracker_info,
+            ended=plan.ended_runs,
+            say=lambda line: console.print(
+                without_secrets(line), markup=False, highlight=False, soft_wrap=True
+            ),
         )
-    print_comparison(console, comparison, folder=shown_path(plan.folder))
-    return comparison
-
-
-def _metrics(comparison: Comparison) -> dict[str, float]:
-    """The comparison's metrics for a tracker, such as ``b_time_to_target_ratio``."""
-    metrics: dict[str, float] = {}
-    for side in comparison.sides[1:]:
-        for name, ratio in comparison.ratios(side).items():
-            if ratio is not None:
-                prefix = f"{side.name}_{name}_ratio"
-                metrics |= {prefix: ratio.ratio, f"{prefix}_low": ratio.low}
-                metrics |= {f"{prefix}_high": ratio.high}
-    return metrics
+        try:
+            with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C ends the runs at once
+                _make_runs(plan, tracker, interrupt, console, launcher)
+            tracker.close(
+                status="FINISHED" if plan.is_complete else "KILLED",
+                metrics=plan.metrics(),
+                tags={},
+                artifacts=[*plan.write(), *plan.draw()],
+            )
+        except BaseException as error:
+            tracker.close_if_open(is_interrupt=isinstance(error, KeyboardInterrupt))
+            raise
+    print_comparison(console, plan, folder=shown_path(plan.folder))
+    return plan
 
 
 def _make_runs(
     plan: ComparisonPlan,
-    comparison: Comparison,
     tracker: TrackerWriter,
     interrupt: threading.Event,
-    write: Callable[[], object],
-    code_folders: Sequence[str],
     console: Console,
     launcher: Launcher | None,
 ) -> None:
-    """Make the runs of all sides in turns, and add each to the comparison as soon as it has
-    ended.
-    """
-    connection = RayConnection(plan.config.cluster)
-    with contextlib.closing(connection), contextlib.ExitStack() as stack:
+    """Make the runs of all configurations in turns, and keep each as soon as it has ended."""
+    configurations, connection = plan.configurations, RayConnection(plan.config.cluster)
+    with contextlib.closing(connection):
         with console.status("starting Ray"):
             size = connection.size(interrupt)
-            for side in plan.sides:
-                what, workers = f"a run of {side.name}", side.trial.num_workers
-                resources = plan.resources(side.trial)
-                check_can_start(what, size, plan.config.cluster, workers, *resources)
+            for each in configurations:
+                resources = plan.resources(each.trial)
+                check_can_start(
+                    f"a run of {each.name}",
+                    size,
+                    plan.config.cluster,
+                    each.trial.num_workers,
+                    *resources,
+                )
             tracker.wait()
-        display = ComparisonDisplay(comparison, console)
-        stack.enter_context(display.status)
+        display = RunsDisplay(console, plan.target, plan.scale)
+        head = f"{plan.experiment} · {plan.name}: target {plan.target}, {plan.num_wanted} runs"
+        display.note(head, "bold")
+        for each in configurations:
+            display.note(f"  {each.name}: {each.shown}")
         for line in plan.device_lines:
-            console.print(f"  device: {line}", markup=False, highlight=False, soft_wrap=True)
-        first_runs = [plan.run(index, 0, code_folders) for index in range(len(plan.sides))]
+            display.note(f"  device: {line}")
+        first_runs = [plan.run(index, 0) for index in range(len(configurations))]
         lanes = Lanes.of([run.task for run in first_runs], plan.capabilities)
 
-        def batches() -> Iterator[list[list[PairedRun]]]:
-            turns = in_turns(len(plan.sides), plan.num_seeds)
-            rounds = itertools.groupby(turns, key=itemgetter(1))
-            units = ([run(*turn) for turn in turns] for _, turns in rounds)
-            while batch := list(itertools.islice(units, lanes.number)):
-                yield batch
+        def batches() -> Iterator[list[list[Run]]]:
+            turns = in_turns(len(configurations), plan.num_seeds)
+            rounds = [list(unit) for _, unit in itertools.groupby(turns, key=itemgetter(1))]
+            for first in range(0, plan.num_seeds, lanes.number):
+                batch = rounds[first : first + lanes.number]
+                yield [[plan.run(*turn) for turn in unit] for unit in batch]
 
-        def run(index: int, number: int) -> PairedRun:
-            started = partial(display.run_started, comparison.sides[index], plan.seed(number))
-            made = plan.run(index, number, code_folders)
-            return replace(made, on_start=started, on_evaluation=display.evaluated)
+        def on_end(run: Run, result: TrialResult) -> None:
+            each = configurations[run.configuration]
+            each.runs[run.number] = result
+            plan.write()
+            check_failures(each, plan.config.search.max_errors_in_a_row)
 
-        def on_end(run: PairedRun, result: TrialResult) -> None:
-            side = comparison.sides[run.arm]
-            side.runs[run.number] = result
-            display.run_finished(side, run.number)
-            write()
-            check_failures(side, plan.config.search.max_errors_in_a_row)
-
-        def make() -> None:
-            run_in_turns(
-                batches(),
-                lanes=lanes,
-                size=size,
-                tracker=tracker,
-                objective=plan.objective,
-                interrupt=interrupt,
-                max_retakes=plan.config.search.max_retakes,
-                check_ray=connection.check,
-                launcher=launcher,
-                on_end=on_end,
-            )
-
+        in_fresh_processes = RunsInTurns(
+            folder=plan.folder,
+            size=size,
+            tracker=tracker,
+            display=display,
+            objective=configurations[0].objective,
+            interrupt=interrupt,
+            max_retakes=plan.config.search.max_retakes,
+            check_ray=connection.check,
+            launcher=launcher,
+        )
+        make = partial(in_fresh_processes.make, batches(), lanes=lanes, on_end=on_end)
         try:
-            connection.run(make, interrupt)
+            with display.status:
+                connection.run(make, interrupt)
         except ClusterError as error:
             if not connection.is_lost:
                 raise
@@ -432,73 +471,16 @@ def _make_runs(
             raise ClusterError(f"{error}; {kept}") from error
 
 
-def check_failures(side: ComparedSide, max_errors_in_a_row: int) -> None:
-    """End a comparison in which further runs of a side would only fail again.
+def check_failures(configuration: Compared, max_errors_in_a_row: int) -> None:
+    """End a comparison in which further runs of a configuration would only fail again.
 
     Raises:
-        ConfigError: the last run of the side was INVALID: its components could not be made.
-        WorkerError: several runs of the side in a row failed in the code they train.
+        ConfigError: its last run was INVALID: its components could not be made.
+        WorkerError: several of its runs in a row failed in the code they train.
     """
-    runs = list(side.runs.values())[-max_errors_in_a_row:]
+    runs = list(configuration.runs.values())[-max_errors_in_a_row:]
     if runs[-1].outcome is Outcome.INVALID:
-        raise ConfigError(f"{side.name}: {runs[-1].error_line}")
+        raise ConfigError(f"{configuration.name}: {runs[-1].error_line}")
     if len(runs) == max_errors_in_a_row and all(run.outcome is Outcome.ERRORED for run in runs):
-        what = f"{len(runs)} runs of side {side.name} in a row failed in the code they train"
+        what = f"{len(runs)} runs of {configuration.name} in a row failed in the code they train"
         raise WorkerError(f"{what}; the first:", runs[0].error or "")
-
-
-@contextlib.contextmanager
-def _opened(
-    plan: ComparisonPlan, comparison: Comparison, console: Console
-) -> Iterator[TrackerWriter]:
-    """Lock the plan's folder and open its tracker, which is closed if the context ends by an
-    error.
-    """
-    with sole_user(plan.folder), log_file(plan.folder / "autotune.log"):
-        tracker = TrackerWriter(
-            plan.config.tracking,
-            plan.sides[0].trial.allowed_targets,
-            make_info=partial(_tracker_info, plan),
-            ended=partial(_ended_runs, plan, comparison),
-            say=lambda line: console.print(
-                without_secrets(line), markup=False, highlight=False, soft_wrap=True
-            ),
-        )
-        try:
-            yield tracker
-        except BaseException as error:
-            tracker.close_if_open(is_interrupt=isinstance(error, KeyboardInterrupt))
-            raise
-
-
-def _tracker_info(plan: ComparisonPlan) -> StudyInfo:
-    first, experiment = plan.sides[0], plan.comparison().experiment
-    target = first.trial.target
-    return StudyInfo(
-        name=plan.name,
-        kind="comparison",
-        workload=workload_of(first.composed),
-        experiment=experiment,
-        folder=str(plan.folder),
-        settings={
-            "experiment": experiment,
-            "target": f"{target.metric} {target.value:g}",
-            "max_train_seconds": target.max_train_seconds,
-            "objective": plan.config.objective["_target_"].rpartition(".")[2],
-            "score": score_format_of(plan.objective).description,
-            "num_seeds": plan.num_seeds,
-            "seed": plan.config.study.seed,
-            **{side.name: " ".join(side.overrides) for side in plan.sides},
-        },
-        tags={"autotune.device": plan.capabilities.device_name},
-    )
-
-
-def _ended_runs(plan: ComparisonPlan, comparison: Comparison) -> list[FinishedRun]:
-    runs = []
-    for index, side in enumerate(comparison.sides):
-        for number, result in side.runs.items():
-            tracked = replace(plan.run(index, number, ()).tracked, started_at=result.started_at)
-            scored = run_score(result, plan.objective)
-            runs.append((tracked, result, scored.score if scored.reached else None))
-    return runs

@@ -1,4 +1,4 @@
-"""Runs of several configurations, each in a fresh process: how confirmation, comparison and scaling
+"""Runs of several configurations in turns, each in a fresh process: how confirmation and comparison
 measure.
 
 The runs of a round share a seed and follow each other directly, in turns, so that disturbances of
@@ -8,13 +8,13 @@ a time. Which runs come next may depend on the results of earlier runs, but not 
 faster.
 """
 
-import contextlib
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, as_completed, wait
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -26,30 +26,31 @@ from autotune.files import make_folder
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import Objective
 from autotune.outcome import Outcome
+from autotune.reporting.runs_terminal import RunsDisplay
 from autotune.reporting.scores import run_score
 from autotune.tracking.tracker import TrackedTrial
 from autotune.tracking.writer import TrackerWriter
 from autotune.training.capabilities import Capabilities
 
 if TYPE_CHECKING:
-    from autotune.execution.fresh import FreshProcesses  # imports ray
+    from autotune.execution import fresh  # imports ray
     from autotune.execution.launcher import Launcher
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairedRun:
-    """A run to make: one arm in one round."""
+class Run:
+    """A run to make: one configuration in one round."""
 
-    arm: int
-    """Identifier of the arm that the run belongs to: a trial's number in confirmation, a side's
-    index in a comparison."""
+    configuration: int
+    """Number of the configuration: its trial in confirmation, its index in a comparison."""
     number: int
     """Number of the round."""
+    label: str
+    """What the run is called on the terminal."""
+    num_runs: int
+    """Number of runs that will be made altogether, as far as it is known."""
     task: TrialTask
     tracked: TrackedTrial
-    on_start: Callable[[], None] = lambda: None
-    """Called when the run's process begins to train."""
-    on_evaluation: Callable[[Evaluation], None] = lambda evaluation: None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,158 +76,155 @@ class Lanes:
         return cls(number=number, task=largest, are_alike=are_alike)
 
 
-def run_in_turns(
-    batches: Iterable[Sequence[Sequence[PairedRun]]],
-    *,
-    lanes: Lanes,
-    size: ClusterSize,
-    tracker: TrackerWriter,
-    objective: Objective,
-    interrupt: threading.Event,
-    max_retakes: int,
-    check_ray: Callable[[], None],
-    launcher: "Launcher | None" = None,
-    on_end: Callable[[PairedRun, TrialResult], None],
-) -> None:
-    """Make runs until there are no more, or ``interrupt`` is set: the runs of a unit in turns, in a
-    lane that is free.
+@dataclass(frozen=True, kw_only=True)
+class RunsInTurns:
+    """Makes runs in turns, and tells tracker and display of them."""
 
-    Args:
-        batches: units of runs that may go side by side. The next batch is taken only after
-            ``on_end`` has returned for all of the last one.
-        tracker: receives each run; it waits while runs go on CPUs that writing would take from
-            them.
-        interrupt: is also set here where an error ends the runs of other lanes.
-        max_retakes: how often a run is repeated if its times were spoilt by something else on the
-            machine.
-        check_ray: raises if Ray is gone; called before the death of a worker is held against its
-            run.
-        launcher: the driver's own launcher; given only if Ray has no machine but this one.
-        on_end: called with each run and its result, before the tracker receives the result. It is
-            never called by two threads at once; nor are the functions of ``PairedRun`` then.
+    folder: Path
+    """Folder of the study or comparison."""
+    size: ClusterSize
+    tracker: TrackerWriter
+    """Receives each run; it waits while runs go on CPUs that writing would take from them."""
+    display: RunsDisplay
+    objective: Objective
+    interrupt: threading.Event
+    """Ends the runs; it is also set here where an error ends the runs of other lanes."""
+    max_retakes: int
+    """How often a run is repeated if its times were spoilt by something else on the machine."""
+    check_ray: Callable[[], None]
+    """Raises if Ray is gone; called before the death of a worker is held against its run."""
+    launcher: "Launcher | None" = None
+    """The driver's own launcher; given only if Ray has no machine but this one."""
+    _telling: threading.Lock = field(default_factory=threading.Lock)
 
-    Raises:
-        ClusterError: a process did not start, or had trained before.
-    """
-    from autotune.execution.fresh import FreshProcesses  # noqa: PLC0415  # imports ray
+    def make(
+        self,
+        batches: Iterable[Sequence[Sequence[Run]]],
+        *,
+        lanes: Lanes,
+        on_end: Callable[[Run, TrialResult], None],
+    ) -> None:
+        """Make runs until there are no more, or ``interrupt`` is set: the runs of a unit in turns,
+        in a lane that is free.
 
-    telling = threading.Lock()
+        Args:
+            batches: units of runs that may go side by side. The next batch is taken only after
+                ``on_end`` has returned for all of the last one.
+            on_end: called with each run and its result, never by two threads at once.
 
-    def train(processes: "FreshProcesses", run: PairedRun) -> bool:
-        """Make a run; return False if it was interrupted."""
-        if not run.task.num_gpus:
-            tracker.pause()
-        made = _train(processes, replace(run, task=anew(run.task)), tracker, telling)
-        if made is None:
-            return False
-        with telling:
-            if made[1].outcome in (Outcome.ERRORED, Outcome.LOST):
-                check_ray()
-            on_end(run, made[1])
-            score = run_score(made[1], objective)
-            tracker.finish(*made, score.score if score.reached else None)
-        return True
+        Raises:
+            ClusterError: a process did not start, or had trained before.
+        """
+        from autotune.execution import fresh  # noqa: PLC0415  # imports ray
 
-    def work_off(units: Iterator[Sequence[PairedRun]], processes: "FreshProcesses") -> None:
-        while not interrupt.is_set():
-            with telling:
-                unit = next(units, None)
-            if unit is None or not all(train(processes, run) for run in unit):
-                return
-
-    at_work: list[Future[None]] = []
-    with compiled_anew() as anew, contextlib.ExitStack() as stack:
-        stack.callback(tracker.go_on)
-        processes = [
-            stack.enter_context(
-                FreshProcesses(
-                    fit=size.holds,
-                    interrupt=interrupt,
-                    max_retakes=max_retakes,
-                    launcher=launcher,
-                    reserved=lanes.task,
-                    lane=lane,
+        at_work: list[Future[None]] = []
+        with compiled_anew(self.folder) as anew, ExitStack() as stack:
+            stack.callback(self.tracker.go_on)
+            processes = [
+                stack.enter_context(
+                    fresh.FreshProcesses(
+                        fit=self.size.holds,
+                        interrupt=self.interrupt,
+                        max_retakes=self.max_retakes,
+                        launcher=self.launcher,
+                        reserved=lanes.task,
+                        lane=lane,
+                    )
                 )
-            )
-            for lane in range(lanes.number)
-        ]
-        try:
-            for batch in batches:
-                units = iter(batch)
-                at_work = [Future() for _ in batch[: lanes.number]]
-                for lane, done in enumerate(at_work):
-                    work = partial(work_off, units, processes[lane])
-                    threading.Thread(
-                        target=call, args=(work, done), name=f"lane-{lane}", daemon=True
-                    ).start()
-                for done in as_completed(at_work):
-                    done.result()
-                if interrupt.is_set():
+                for lane in range(lanes.number)
+            ]
+            try:
+                for batch in batches:
+                    units = iter(batch)
+                    at_work = [Future() for _ in batch[: lanes.number]]
+                    for of_lane, done in zip(processes, at_work, strict=False):
+                        work = partial(
+                            self._work_off, units, partial(self._train, of_lane, anew), on_end
+                        )
+                        threading.Thread(target=call, args=(work, done), daemon=True).start()
+                    for done in as_completed(at_work):
+                        done.result()
+                    if self.interrupt.is_set():
+                        return
+            except BaseException:
+                self.interrupt.set()
+                raise
+            finally:
+                wait(at_work)
+
+    def _work_off(
+        self,
+        units: Iterator[Sequence[Run]],
+        train: Callable[[Run], TrialResult | None],
+        on_end: Callable[[Run, TrialResult], None],
+    ) -> None:
+        """Make the runs of one unit after the other, until none is left or one is interrupted."""
+        while not self.interrupt.is_set():
+            with self._telling:
+                unit = next(units, ())
+            if not unit:
+                return
+            for run in unit:
+                if (result := train(run)) is None:
                     return
-        except BaseException:
-            interrupt.set()
-            raise
-        finally:
-            wait(at_work)
+                with self._telling:
+                    if result.outcome in (Outcome.ERRORED, Outcome.LOST):
+                        self.check_ray()
+                    score = run_score(result, self.objective)
+                    self.display.ended(run.label, run.num_runs, result, score)
+                    on_end(run, result)
+                    tracked = replace(run.tracked, started_at=result.started_at)
+                    self.tracker.finish(tracked, result, score.score if score.reached else None)
+
+    def _train(
+        self,
+        processes: "fresh.FreshProcesses",
+        anew: Callable[[TrialTask], TrialTask],
+        run: Run,
+    ) -> TrialResult | None:
+        """Make a run; None if it was interrupted."""
+        from autotune.execution import fresh  # noqa: PLC0415  # imports ray
+
+        def on_start() -> None:
+            with self._telling:
+                self.display.started(run.label)
+                self.tracker.start(replace(run.tracked, started_at=time.time()))
+
+        def on_evaluation(evaluation: Evaluation) -> None:
+            with self._telling:
+                self.display.evaluated(run.label, evaluation)
+
+        if not run.task.num_gpus:
+            self.tracker.pause()
+        return processes.train(
+            fresh.FreshRun(
+                task=anew(run.task),
+                trial=run.tracked.trial,
+                values=run.tracked.values,
+                overrides=run.tracked.overrides,
+                on_start=on_start,
+                on_evaluation=on_evaluation,
+            )
+        )
 
 
-def _train(
-    processes: "FreshProcesses",
-    run: PairedRun,
-    tracker: TrackerWriter,
-    telling: threading.Lock,
-) -> tuple[TrackedTrial, TrialResult] | None:
-    """Make a run, and return it as the tracker knows it with its result; None if interrupted."""
-    from autotune.execution.fresh import FreshRun  # noqa: PLC0415  # imports ray
+@contextmanager
+def compiled_anew(study_folder: Path) -> Iterator[Callable[[TrialTask], TrialTask]]:
+    """Context of runs that use no code compiled before; yields what lets a task compile anew.
 
-    tracked = run.tracked
-
-    def on_start() -> None:
-        nonlocal tracked
-        with telling:
-            run.on_start()
-            tracked = replace(tracked, started_at=time.time())
-            tracker.start(tracked)
-
-    def on_evaluation(evaluation: Evaluation) -> None:
-        with telling:
-            run.on_evaluation(evaluation)
-
-    fresh = FreshRun(
-        task=run.task,
-        trial=tracked.trial,
-        values=tracked.values,
-        overrides=tracked.overrides,
-        on_start=on_start,
-        on_evaluation=on_evaluation,
-    )
-    result = processes.train(fresh)
-    return None if result is None else (tracked, result)
-
-
-@contextlib.contextmanager
-def compiled_anew() -> Iterator[Callable[[TrialTask], TrialTask]]:
-    """Context of runs that use no code compiled before.
-
-    It yields what gives a task the folder for compiled code.
-
-    The folder is in that of the study or comparison, and gone afterwards. The first run of each
-    graph compiles it, in a fresh process; later runs are charged what that took.
+    The folder for compiled code is in that of the study or comparison, and gone afterwards. The
+    first run of each graph compiles it, in a fresh process; later runs are charged what that took.
     """
-    folders: set[Path] = set()
+    folder = study_folder / "compiled"
+    shutil.rmtree(folder, ignore_errors=True)  # that of a driver that was killed
 
     def anew(task: TrialTask) -> TrialTask:
         if task.config.training is not None or task.config.runtime.compile is None:
             return task
-        folder = Path(task.hang_folder) / "compiled"
-        if folder not in folders:
-            shutil.rmtree(folder, ignore_errors=True)  # that of a driver that was killed
-            folders.add(make_folder(folder))
-            folder.chmod(0o700)  # what is in it is run
+        make_folder(folder).chmod(0o700)  # what is in it is run
         return replace(task, compiled_folder=str(folder))
 
     try:
         yield anew
     finally:
-        for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)

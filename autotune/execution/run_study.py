@@ -5,7 +5,6 @@ folder is derived from the storage, so the same command resumes a study wherever
 stopped.
 """
 
-import itertools
 import logging
 import math
 import shutil
@@ -20,7 +19,7 @@ from autotune.config.command_line import EXIT_INTERRUPTED, EXIT_WORKER_ERROR
 from autotune.config.schema import TrialConfig
 from autotune.confirm.confirmation import Confirmation, conclude
 from autotune.confirm.race import Configuration, RaceState
-from autotune.confirm.runs import Lanes, PairedRun, run_in_turns
+from autotune.confirm.runs import Lanes, Run, RunsInTurns
 from autotune.errors import ClusterError
 from autotune.execution.best_weights import keep_first, run_path
 from autotune.execution.cluster import ClusterSize, FreeResources, RayConnection, check_can_start
@@ -37,6 +36,7 @@ from autotune.execution.plan import StudyPlan, device_lines
 from autotune.execution.task import TrialTask
 from autotune.files import make_folder
 from autotune.measurement import TrialResult
+from autotune.reporting.runs_terminal import RunsDisplay
 from autotune.reporting.scores import score_format_of
 from autotune.reporting.study_files import StudyTables
 from autotune.search.randomness import num_points
@@ -175,11 +175,11 @@ def _search_and_confirm(
                 connection.run(
                     lambda: _search(live, size, interrupt, connection, launcher), interrupt
                 )
-            if interrupt.is_set() or policy.error is not None or not live.needs_confirmation:
-                return None
-            if plan.has_idle_cpu:
-                threading.Thread(target=import_for_conclusion, name="import", daemon=True).start()
-            connection.run(lambda: _confirm(live, size, interrupt, connection, launcher), interrupt)
+        if interrupt.is_set() or policy.error is not None or not live.needs_confirmation:
+            return None
+        if plan.has_idle_cpu:
+            threading.Thread(target=import_for_conclusion, name="import", daemon=True).start()
+        connection.run(lambda: _confirm(live, size, interrupt, connection, launcher), interrupt)
     finally:
         if not connection.is_lost:  # otherwise it is closed last: what Ray does then is uncertain
             connection.close()
@@ -294,78 +294,68 @@ def _confirm(
     """Make the confirmation runs that the study still lacks."""
     plan, race = live.plan, live.planned_race()
     limits = live.race_limits(race)
-    arms = {arm.trial: arm for arm in race.configurations}
+    configurations = {each.trial: each for each in race.configurations}
     make_folder(run_path(plan.folder, "").parent)
 
-    def task(arm: Configuration, number: int) -> TrialTask:
-        name = confirmation_name(arm.trial, number)
-        config, path = (
-            confirmation_config(plan, arm.suggestion, number),
-            run_path(plan.folder, name),
-        )
+    def task(configuration: Configuration, number: int) -> TrialTask:
+        name = confirmation_name(configuration.trial, number)
         made = live.task(
-            name, config, math.inf, plan.trial_deadline_seconds, score_test=True, weights_path=path
+            name,
+            confirmation_config(plan, configuration.suggestion, number),
+            math.inf,
+            plan.trial_deadline_seconds,
+            score_test=True,
+            weights_path=run_path(plan.folder, name),
         )
-        return replace(made, number=arm.trial)
+        return replace(made, number=configuration.trial)
 
-    lanes = (
-        Lanes.of([task(arm, race.first_round) for arm in race.configurations], plan.capabilities)
-        if plan.capabilities.num_gpus
-        else Lanes()
-    )
-    num_ended = len(race.runs(confirmations(live.study)))
-    starts = itertools.count(num_ended + 1)
+    tasks = [task(each, race.first_round) for each in race.configurations]
+    lanes = Lanes.of(tasks, plan.capabilities)
 
-    def batches() -> Iterator[list[list[PairedRun]]]:
+    def batches() -> Iterator[list[list[Run]]]:
         while (now := race.state(confirmations(live.study), limits, plan.objective)).pending:
-            goes_side_by_side = lanes.number > 1 and (lanes.are_alike or now.claim_rounds)
-            yield [
-                [run(now, *key) for key in unit]
-                for unit in (now.batch(lanes.number) if goes_side_by_side else [now.pending[:1]])
-            ]
+            goes_side_by_side = lanes.are_alike or now.claim_rounds
+            for_lanes = now.batch(lanes.number if goes_side_by_side else 1)
+            yield [[run(now, *key) for key in unit] for unit in for_lanes]
 
-    def run(now: RaceState, trial: int, race_round: int) -> PairedRun:
-        arm, number = arms[trial], race_round + race.first_round
-        phase = "choosing" if now.winner is None and len(arms) > 1 else "claim"
-
-        def on_start() -> None:
-            live.display.confirming(next(starts), now.num_runs, f"{arm.label} ({phase})")
-
-        tracked = tracked_confirmation(plan, trial, arm.suggestion, number)
-        return PairedRun(
-            arm=trial, number=number, task=task(arm, number), tracked=tracked, on_start=on_start
+    def run(now: RaceState, trial: int, race_round: int) -> Run:
+        configuration, number = configurations[trial], race_round + race.first_round
+        phase = "choosing" if now.winner is None and len(configurations) > 1 else "claim"
+        return Run(
+            configuration=trial,
+            number=number,
+            label=f"{configuration.label} ({phase})",
+            num_runs=now.num_runs,
+            task=task(configuration, number),
+            tracked=tracked_confirmation(plan, trial, configuration.suggestion, number),
         )
 
-    def on_end(run: PairedRun, result: TrialResult) -> None:
-        nonlocal num_ended
-        num_ended += 1
-        store_confirmation(live.study, run.arm, run.number, result)
-        of_arm = {
-            number: made
-            for (trial, number), made in confirmations(live.study).items()
-            if trial == run.arm
-        }
-        keep_first(
-            plan.folder,
-            run.tracked.name,
-            result,
-            earlier=[made for number, made in of_arm.items() if number < run.number],
-        )
-        if result.contention is not None:
-            live.display.spoilt(f"{run.tracked.name}  marked: {result.contention}")
+    def on_end(run: Run, result: TrialResult) -> None:
+        made = confirmations(live.study)
+        earlier = [made[key] for key in made if key[0] == run.configuration and key[1] < run.number]
+        store_confirmation(live.study, run.configuration, run.number, result)
+        keep_first(plan.folder, run.tracked.name, result, earlier=earlier)
 
-    run_in_turns(
-        batches(),
-        lanes=lanes,
-        size=size,
-        tracker=live.tracker,
-        objective=plan.objective,
-        interrupt=interrupt,
-        max_retakes=plan.config.search.max_retakes,
-        check_ray=connection.check,
-        launcher=launcher,
-        on_end=on_end,
+    display = RunsDisplay(
+        live.console,
+        plan.trial.target,
+        score_format_of(plan.objective),
+        noun="confirmation run",
+        num_ended=len(race.runs(confirmations(live.study))),
     )
+    display.note(f"confirmation runs of {', '.join(each.label for each in race.configurations)}")
+    with display.status:
+        RunsInTurns(
+            folder=plan.folder,
+            size=size,
+            tracker=live.tracker,
+            display=display,
+            objective=plan.objective,
+            interrupt=interrupt,
+            max_retakes=plan.config.search.max_retakes,
+            check_ray=connection.check,
+            launcher=launcher,
+        ).make(batches(), lanes=lanes, on_end=on_end)
 
 
 def _conclude_stored(live: LiveStudy) -> Confirmation | None:

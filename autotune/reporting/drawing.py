@@ -16,7 +16,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from autotune.files import make_folder, replace_file
-from autotune.measurement import Target, TrialResult
+from autotune.measurement import Target
 from autotune.reporting.scores import ArmScores
 
 LOG_SPAN = 30
@@ -74,8 +74,10 @@ def write_charts(folder: Path, charts: Iterable[Chart]) -> list[Path]:
     return paths
 
 
-def arms_figure(arms: Sequence[ArmScores], colours: Sequence[str]) -> go.Figure:
-    """A row for each arm: its runs, and a bar up to what a success costs."""
+def runs_chart(
+    name: str, arms: Sequence[ArmScores], colours: Sequence[str], description: str
+) -> Chart:
+    """A row for each configuration: its runs, and a bar up to what a success costs."""
     figure, rows, scale = go.Figure(), range(len(arms), 0, -1), arms[0].scale
     spent = [arm.mean_spent or 0.0 for arm in arms]
     costs = [
@@ -90,7 +92,7 @@ def arms_figure(arms: Sequence[ArmScores], colours: Sequence[str]) -> go.Figure:
         hoverinfo="skip",
     )
     names = {"circle": "a run that reached the target", "arrow-right-open": "a run that fell short"}
-    for symbol, name in names.items():
+    for symbol, meaning in names.items():
         runs = [
             (
                 finite(score),
@@ -103,24 +105,15 @@ def arms_figure(arms: Sequence[ArmScores], colours: Sequence[str]) -> go.Figure:
         ]
         if runs:
             add_points(
-                figure, runs, name=name, marker={"symbol": symbol, "size": 9, "line": {"width": 1}}
+                figure,
+                runs,
+                name=meaning,
+                marker={"symbol": symbol, "size": 9, "line": {"width": 1}},
             )
     figure.update_xaxes(title=escape(scale.axis_label), rangemode="tozero")
     labels = [escape(shorten(arm.label, 24)) for arm in arms]
     figure.update_yaxes(tickvals=[*rows], ticktext=labels, showgrid=False)
-    return figure
-
-
-def curve_of(result: TrialResult) -> list[tuple[float, float]]:
-    """A trial's learning curve: warm seconds and metric of each evaluation, without values that
-    are not finite.
-    """
-    points = [(evaluation.warm_seconds, evaluation.metric) for evaluation in result.evaluations]
-    return [
-        (seconds, metric)
-        for seconds, metric in points
-        if math.isfinite(seconds) and math.isfinite(metric)
-    ]
+    return Chart(name=name, description=description, figure=figure, height=150 + 56 * len(arms))
 
 
 def metric_range(

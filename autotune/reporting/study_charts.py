@@ -25,13 +25,13 @@ from autotune.reporting.drawing import (
     Chart,
     add_line,
     add_points,
-    arms_figure,
     axis_scale,
     counted,
     finite,
     is_log,
     log_axis,
     metric_range,
+    runs_chart,
     shorten,
     target_label,
 )
@@ -74,12 +74,9 @@ def _confirmation_chart(study: ConcludedStudy) -> Chart | None:
     if not arms:
         return None
     colours = ["#009E73" if arm is study.best_arm else "#56B4E9" for arm in arms]
-    figure = arms_figure(arms, [BASELINE_COLOUR, *colours[1:]])
     words = "; ".join(f"{arm.label} {describe_arm(arm)}" for arm in arms)
     description = f"Runs on fresh seeds of each configuration: {words}."
-    return Chart(
-        name="confirmation", description=description, figure=figure, height=150 + 56 * len(arms)
-    )
+    return runs_chart("confirmation", arms, [BASELINE_COLOUR, *colours[1:]], description)
 
 
 def _search_chart(study: ConcludedStudy) -> Chart | None:

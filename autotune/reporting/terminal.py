@@ -1,7 +1,7 @@
 """Terminal output of a study: the live display while it runs, and the summary at its end.
 
 On a terminal a table of the running trials is redrawn in place; anywhere else (a log file, a pipe)
-each trial that ends and each confirmation run that starts is one plain line. The user's own text
+each trial that ends is one plain line. The user's own text
 (overrides, errors, commands) is never read as markup and never wrapped, so that it can be searched
 for and copied whole.
 """
@@ -81,7 +81,6 @@ class StudyDisplay:
         self._paused = dict(paused)
         self._outcomes = Counter(outcomes)
         self._began_at, self._num_started = time.monotonic(), 0
-        self._confirming = ""
         self._live: Live | None = None
         self._num_spoilt, self._num_retaken = 0, 0
 
@@ -149,7 +148,7 @@ class StudyDisplay:
         """
         self._forget(trial)
         self._num_retaken += 1
-        self.spoilt(f"trial {trial}  CONTENDED: {why}; its configuration is tried again")
+        self._spoilt(f"trial {trial}  CONTENDED: {why}; its configuration is tried again")
 
     def trial_finished(self, result: TrialResult, score: float | None) -> None:
         """Count a trial that ended and print its line.
@@ -168,15 +167,17 @@ class StudyDisplay:
         if self._live is None or improved or result.outcome is Outcome.ERRORED:
             self.note(self._line(result, score))
         if result.contention is not None:
-            self.spoilt(f"trial {result.trial}  marked: {result.contention}")
+            self._spoilt(f"trial {result.trial}  marked: {result.contention}")
 
-    def confirming(self, number: int, total: int, label: str) -> None:
-        """Show that confirmation run ``number`` of ``total`` starts; ``label`` names its arm."""
-        self._confirming = f"confirmation run {number} of {total}: {label}"
-        if self._live is None:
-            self.note(self._confirming)
+    def note(self, line: str) -> None:
+        """Print a line of text above the live table, where it stays."""
+        self._console.print(Text(printable(line)), soft_wrap=True)
 
-    def spoilt(self, line: str) -> None:
+    def _forget(self, trial: int) -> None:
+        self._running.pop(trial, None)
+        self._paused.pop(trial, None)
+
+    def _spoilt(self, line: str) -> None:
         """Note that other programs spoilt a training's times: the first few times, then once
         what can be done, and at the end how often.
         """
@@ -188,14 +189,6 @@ class StudyDisplay:
                 "other programs keep spoiling times, which is no longer told of each training: end"
                 " them, or keep such times, marked, with search.max_retakes=0 (docs/measuring.md)"
             )
-
-    def note(self, line: str) -> None:
-        """Print a line of text above the live table, where it stays."""
-        self._console.print(Text(printable(line)), soft_wrap=True)
-
-    def _forget(self, trial: int) -> None:
-        self._running.pop(trial, None)
-        self._paused.pop(trial, None)
 
     def _line(self, result: TrialResult, score: float | None) -> str:
         spent = score if score is not None else self._scale.spent(result)
@@ -239,11 +232,7 @@ class StudyDisplay:
                 self._num_trials - self._outcomes.total() - len(self._paused) - len(self._running),
             )
             left = min(left, num_left * elapsed / self._num_started)
-        return (
-            f"about {format_seconds(left)} of search left"
-            if math.isfinite(left) and not self._confirming
-            else ""
-        )
+        return f"about {format_seconds(left)} of search left" if math.isfinite(left) else ""
 
     def _render(self) -> RenderableType:
         # Called by the refreshing thread: the dict is copied in one step, since the study adds and
@@ -273,7 +262,6 @@ class StudyDisplay:
         outcomes += [Text(f"paused {len(self._paused)}", "dim")] if self._paused else []
         lines = [
             Text(f"and {len(running) - room} more running", "dim") if len(running) > room else None,
-            Text(self._confirming) if self._confirming else None,
             Text(" · ").join(outcomes) if outcomes else Text("no trial has finished yet", "dim"),
             Text(
                 f"{self._best_so_far} ·"

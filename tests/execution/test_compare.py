@@ -24,7 +24,7 @@ from autotune.errors import ConfigError, WorkerError
 from autotune.measurement import TrialResult
 from autotune.objective import AmortisedTime
 from autotune.outcome import Outcome
-from autotune.reporting.compared import ComparedSide
+from autotune.reporting.comparison import Compared
 from tests.support.patience import exit_code, wait_until
 
 pytestmark = [
@@ -106,7 +106,6 @@ def test_its_files_hold_every_run_and_the_ratios(compared: Whole) -> None:
         "runs.csv",
         "autotune.log",
         "figures/comparison.html",
-        "figures/curves.html",
     }
     found = compared.found
     assert (found["num_seeds"], found["is_complete"], sorted(found["command"])) == (
@@ -188,7 +187,7 @@ def test_a_side_that_dies_never_reached_and_keeps_what_it_had_evaluated(
     )
     ended = commands.run(*command, folder=tmp_path, module="autotune.compare")
     assert ended.returncode == 3, ended.stderr
-    assert "side b never reached the target" in ended.stdout
+    assert "b never reached the target" in ended.stdout
     found = json.loads((tmp_path / "outputs/dies/compare.json").read_text())
     assert [(side["num_reached"], side["num_runs"]) for side in found["sides"]] == [(2, 2), (0, 2)]
     died = [run for run in found["runs"] if run["side"] == "b"]
@@ -355,7 +354,7 @@ def test_a_dry_run_says_what_would_be_done_and_trains_nothing(
     assert (
         "b          [technique=transfer, technique.source=cnn_smoke]: 1 CPU and 0 GPU a run" in said
     )
-    assert "10 of each side, in turns" in said
+    assert "10 of each, in turns" in said
     assert "first      cnn_smoke is trained, once" in said
     assert not list(tmp_path.iterdir())
 
@@ -372,13 +371,13 @@ def test_the_function_gives_what_was_measured_and_says_nothing(
     code = (
         "from autotune.compare import compare\nfound = compare(['experiment=cnn_smoke',"
         " 'tracking=none'], a=['epochs=6'], b=['epochs=8'], num_seeds=2)\nprint(found.is_complete,"
-        " sorted(found.sides[1].runs))"
+        " sorted(found.configurations[1].runs))"
     )
     said = commands.python("-c", code, folder=tmp_path)
     assert (said.returncode, said.stdout, said.stderr) == (0, "True [0, 1]\n", "")
 
 
-def side_of(*outcomes: Outcome, error: str = "") -> ComparedSide:
+def side_of(*outcomes: Outcome, error: str = "") -> Compared:
     """Side b with runs that ended before their first evaluation."""
     nothing: dict[str, Any] = {"values": {}, "overrides": (), "evaluations": (), "fingerprint": {}}
     runs = {
@@ -387,7 +386,7 @@ def side_of(*outcomes: Outcome, error: str = "") -> ComparedSide:
         )
         for number, outcome in enumerate(outcomes)
     }
-    return ComparedSide(
+    return Compared(
         name="b", overrides=(), config={}, objective=AmortisedTime(num_trainings=1), runs=runs
     )
 
@@ -395,7 +394,7 @@ def side_of(*outcomes: Outcome, error: str = "") -> ComparedSide:
 def test_code_that_fails_again_and_again_ends_a_comparison() -> None:
     check_failures(side_of(Outcome.ERRORED, Outcome.ERRORED), 3)
     check_failures(side_of(Outcome.ERRORED, Outcome.ERRORED, Outcome.OUT_OF_MEMORY), 3)
-    with pytest.raises(WorkerError, match="3 runs of side b in a row failed") as failed:
+    with pytest.raises(WorkerError, match="3 runs of b in a row failed") as failed:
         check_failures(side_of(*[Outcome.ERRORED] * 3, error="Traceback\nboom"), 3)
     assert failed.value.traceback_text == "Traceback\nboom"
     with pytest.raises(ConfigError, match=r"b: data\.root: is not there"):
@@ -411,4 +410,4 @@ def test_help_needs_none_of_what_takes_long_to_import() -> None:
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert said.returncode == 0
-    assert "  a=[key=value,...]  what one side has" in said.stdout
+    assert "  a=[key=value,...]  what one has" in said.stdout

@@ -92,7 +92,7 @@ def test_the_first_compiled_run_of_a_comparison_compiles_and_later_ones_are_char
     run, compiled = make_run(None), make_run(None, "runtime.compile=default")
     (tmp_path / "compiled").mkdir()
     (tmp_path / "compiled" / "of-a-driver-that-was-killed").touch()
-    with compiled_anew() as anew:
+    with compiled_anew(tmp_path) as anew:
         assert anew(run.task) == run.task
         first = train(processes, replace(compiled, task=anew(compiled.task))).last
         assert len(list((tmp_path / "compiled").iterdir())) == 2, (

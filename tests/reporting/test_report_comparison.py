@@ -1,4 +1,4 @@
-"""A comparison in charts, on a terminal and in files: nothing claimed beyond what was measured."""
+"""A comparison in a chart, on a terminal and in files: nothing claimed beyond what was measured."""
 
 import csv
 import json
@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from autotune.confirm.statistics import RunScore
 from autotune.measurement import Target, TrialResult
 from autotune.objective import AmortisedTime
 from autotune.outcome import Outcome
-from autotune.reporting.compared import ComparedSide, Comparison, verdict, write_comparison
-from autotune.reporting.comparison_charts import comparison_charts
-from autotune.reporting.comparison_terminal import ComparisonDisplay, print_comparison
-from autotune.reporting.drawing import write_charts
+from autotune.reporting.comparison import Compared, Comparison, verdict, write_comparison
+from autotune.reporting.drawing import Chart, runs_chart, write_charts
+from autotune.reporting.runs_terminal import RunsDisplay, print_comparison
+from autotune.reporting.scores import SECONDS
 from tests.support.records import make_evaluation, make_result
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60)
@@ -63,7 +64,7 @@ def side(
     *overrides: str,
     num_workers: int = 1,
     batch_size: int = 64,
-) -> ComparedSide:
+) -> Compared:
     config = {
         "batch_size": batch_size,
         "parallelism": {"num_workers": num_workers},
@@ -71,7 +72,7 @@ def side(
     }
     # warm seconds alone
     objective = AmortisedTime(num_trainings=math.inf)  # type: ignore[arg-type]
-    return ComparedSide(
+    return Compared(
         name=name,
         overrides=overrides,
         config=config,
@@ -83,7 +84,7 @@ def side(
 def compared(
     a: Sequence[TrialResult], b: Sequence[TrialResult], *, num_seeds: int | None = None
 ) -> Comparison:
-    sides = (
+    configurations = (
         side("a", a, "optimizer.lr=0.1"),
         side("b", b, "optimizer.lr=0.2", "runtime.channels_last=true"),
     )
@@ -92,7 +93,7 @@ def compared(
         experiment="cnn",
         target=TARGET,
         num_seeds=num_seeds or len(a),
-        sides=sides,
+        configurations=configurations,
     )
 
 
@@ -104,10 +105,13 @@ def times(*seconds: float, missed: Collection[int] = (), steps: int = 100) -> li
 
 
 PLAIN = compared(times(4.0, 6.0, 5.0), times(2.0, 3.0, 2.5, steps=50))
-THREE = replace(PLAIN, sides=(*PLAIN.sides, side("c", times(6.0, 4.0, 5.0), "optimizer.lr=0.3")))
+THREE = replace(
+    PLAIN,
+    configurations=(*PLAIN.configurations, side("c", times(6.0, 4.0, 5.0), "optimizer.lr=0.3")),
+)
 WORKERS = replace(
     PLAIN,
-    sides=(
+    configurations=(
         side("a", times(8.0, 12.0, 10.0)),
         side("b", times(4.0, 6.0, 5.0), num_workers=4),
         side("c", times(6.0, 9.0, 7.5, steps=50), num_workers=4, batch_size=256),
@@ -136,16 +140,20 @@ def printed(comparison: Comparison) -> list[str]:
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
+def chart(comparison: Comparison) -> Chart:
+    summaries = [each.summary for each in comparison.configurations]
+    return runs_chart("comparison", summaries, ("red", "green", "blue"), "All runs.")
+
+
 @pytest.mark.parametrize("name", COMPARISONS)
-def test_every_comparison_has_its_charts_and_table(name: str, tmp_path: Path) -> None:
-    paths = write_charts(tmp_path / "new", comparison_charts(COMPARISONS[name]))
-    assert [path.name for path in paths] == ["comparison.html", "curves.html"]
-    assert all("NaN" not in path.read_text().partition("Plotly.newPlot")[2] for path in paths)
+def test_every_comparison_has_its_chart_and_table(name: str, tmp_path: Path) -> None:
+    [path] = write_charts(tmp_path / "new", [chart(COMPARISONS[name])])
+    assert "NaN" not in path.read_text().partition("Plotly.newPlot")[2]
     assert printed(COMPARISONS[name])[-1] == "  folder  outputs/compare-cnn-1"
 
 
 def test_the_chart_shows_every_run_and_what_a_success_costs() -> None:
-    figure = comparison_charts(PLAIN)[0].figure
+    figure = chart(PLAIN).figure
     marks = [trace for trace in figure.data if trace.type == "scatter"]
     assert sorted(x for trace in marks for x in trace.x) == [2.0, 2.5, 3.0, 4.0, 5.0, 6.0]
     assert [list(trace.x) for trace in figure.data if trace.type == "bar"] == [[5.0, 2.5]]
@@ -158,16 +166,16 @@ def test_the_chart_shows_every_run_and_what_a_success_costs() -> None:
         ("a fell short", "which is faster is not resolved (interval 0.00x to "),
         (
             "a never reached",
-            "side a never reached the target; a / b is at least 2.00x (interval from",
+            "a never reached the target; a / b is at least 2.00x (interval from",
         ),
-        ("b never reached", "side b never reached the target; a / b is not shown"),
+        ("b never reached", "b never reached the target; a / b is not shown"),
         ("neither reached", "neither a nor b ever reached the target"),
         ("a crash", "which is faster is not resolved (interval 0.00x to "),
         ("one run", "nothing to compare: no pair of runs ended"),
     ],
 )
 def test_a_verdict_claims_no_more_than_was_measured(name: str, said: str) -> None:
-    assert verdict(COMPARISONS[name], COMPARISONS[name].sides[1]).startswith(said)
+    assert verdict(COMPARISONS[name], COMPARISONS[name].configurations[1]).startswith(said)
 
 
 def test_the_table_tells_time_steps_and_step_time_and_is_never_cut() -> None:
@@ -196,7 +204,7 @@ def test_a_third_side_is_held_against_the_first() -> None:
 
 
 def test_sides_that_differ_in_their_workers_alone_have_an_efficiency() -> None:
-    _, four, larger = WORKERS.sides
+    _, four, larger = WORKERS.configurations
     found, weak = WORKERS.ratios(four), WORKERS.ratios(larger)
     assert not PLAIN.is_scaling
     assert {name: ratio and ratio.ratio for name, ratio in found.items()} == pytest.approx(
@@ -224,7 +232,7 @@ def test_what_a_reader_must_know_stands_below_the_table() -> None:
 
 
 def test_step_time_is_told_of_runs_that_fell_short_too() -> None:
-    ratio = COMPARISONS["neither reached"].ratios(COMPARISONS["neither reached"].sides[1])[
+    ratio = COMPARISONS["neither reached"].ratios(COMPARISONS["neither reached"].configurations[1])[
         "step_seconds"
     ]
     assert ratio is not None
@@ -238,20 +246,16 @@ def test_a_display_has_a_line_for_each_run_that_ended(
     monkeypatch.setenv("TERM", "xterm-256color")
     file = StringIO()
     console = Console(file=file, width=120, force_terminal=is_terminal, color_system=None)
-    comparison = compared([], [], num_seeds=2)
-    shown = ComparisonDisplay(comparison, console)
+    shown = RunsDisplay(console, TARGET, SECONDS, noun="confirmation run", num_ended=3)
     with shown.status:
-        for each, result in zip(comparison.sides, (run(4.0), CRASHED), strict=True):
-            shown.run_started(each, 7)
-            shown.evaluated(run(4.0).evaluations[0])
-            each.runs[0] = result
-            shown.run_finished(each, 0)
+        shown.started("baseline (claim)")
+        shown.evaluated("baseline (claim)", run(4.0).evaluations[0])
+        shown.ended("baseline (claim)", 8, run(4.0), RunScore(4.0, reached=True))
+        shown.ended("trial 5 (claim)", 8, CRASHED, RunScore(None, reached=False))
     lines = [
-        "cnn · compare-cnn-1: target accuracy >= 0.9, 4 runs",
-        "  a: optimizer.lr=0.1",
-        "  b: optimizer.lr=0.2 runtime.channels_last=true",
-        "run 1 of 4  a  REACHED  4.00 s  100 steps  40 ms a step  accuracy 0.95",
-        "run 2 of 4  b  ERRORED  no time  boom",
+        "confirmation run 4 of 8  baseline (claim)  REACHED  4.00 s  100 steps  40 ms a step"
+        "  accuracy 0.95",
+        "confirmation run 5 of 8  trial 5 (claim)  ERRORED  no time  boom",
     ]
     if is_terminal:
         assert [line for line in lines if line not in file.getvalue()] == []

@@ -100,7 +100,6 @@ def test_a_log_has_one_plain_line_for_each_event() -> None:
             ),
             None,
         )
-        shown.confirming(3, 26, "trial 0 [exported]")
         shown.note("[bold]kept[/bold] as it is: " + "long " * 29 + "long")
     text = file.getvalue()
     assert text.splitlines() == [
@@ -114,7 +113,6 @@ def test_a_log_has_one_plain_line_for_each_event() -> None:
             "trial 2  OUT_OF_MEMORY  no time  accuracy none  best 12.3 s (trial 0)  out of memory "
             " [1m[4 GiB]"
         ),
-        "confirmation run 3 of 26: trial 0 [exported]",
         "[bold]kept[/bold] as it is: " + "long " * 29 + "long",
     ]
     assert all(character.isprintable() or character == "\n" for character in text)
@@ -126,7 +124,6 @@ def test_a_busy_machine_does_not_fill_the_screen() -> None:
         for trial in range(5):
             shown.trial_contended(trial, "it waited")
         shown.trial_finished(replace(finished(5, Outcome.REACHED), contention="it waited"), 12.34)
-        shown.spoilt("confirm-1-1  marked: it waited")
     lines = [
         line
         for line in file.getvalue().splitlines()
@@ -141,7 +138,7 @@ def test_a_busy_machine_does_not_fill_the_screen() -> None:
             "other programs keep spoiling times, which is no longer told of each training: end"
             " them, or keep such times, marked, with search.max_retakes=0 (docs/measuring.md)"
         ),
-        "other programs spoilt the times of 7 trainings: 5 trained again, 2 marked",
+        "other programs spoilt the times of 6 trainings: 5 trained again, 1 marked",
     ]
 
 
@@ -155,7 +152,6 @@ def test_a_terminal_shows_the_running_trials(monkeypatch: pytest.MonkeyPatch) ->
         shown.evaluated(4, EVALUATION)
         shown.trial_finished(finished(3, Outcome.REACHED), 12.34)
         shown.trial_finished(finished(2, Outcome.CAPPED), None)
-        shown.confirming(1, 4, "baseline")
     text = file.getvalue()
     assert "optimizer=sgd widths=[64,128] lr=0.123" in text
     for part in (
@@ -165,7 +161,6 @@ def test_a_terminal_shows_the_running_trials(monkeypatch: pytest.MonkeyPatch) ->
         "REACHED 1 · CAPPED 1",
         "best 12.3 s (trial 3)",
         "2 of 10 trials done",
-        "run 1 of 4",
     ):
         assert part in text, part
     assert "trial 3  REACHED" in text, "a new best leaves a line that stays"

@@ -1,0 +1,177 @@
+"""Terminal output of runs in turns: a line for each run that ends, and the table of a
+comparison.
+"""
+
+from collections.abc import Callable, Iterable
+from statistics import fmean
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from autotune.confirm.statistics import RunScore
+from autotune.measurement import Evaluation, Target, TrialResult, differing_devices
+from autotune.reporting.comparison import Compared, Comparison, step_seconds, verdict
+from autotune.reporting.scores import (
+    ScoreFormat,
+    format_expected,
+    format_seconds,
+    measured_ratio,
+)
+from autotune.reporting.terminal import format_metric, printable
+
+
+class RunsDisplay:
+    """Shows runs while they are made: a line for each that ended, the current ones in ``status``.
+
+    Args:
+        noun: what a run is called.
+        num_ended: number of runs that earlier processes made.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        target: Target,
+        scale: ScoreFormat,
+        *,
+        noun: str = "run",
+        num_ended: int = 0,
+    ) -> None:
+        self._console, self._target, self._scale = console, target, scale
+        self._noun, self._num_ended = noun, num_ended
+        self.status = console.status("starting new processes")
+
+    def started(self, label: str) -> None:
+        """Show that a run begins."""
+        self.status.update(Text(label))
+
+    def evaluated(self, label: str, evaluation: Evaluation) -> None:
+        """Show the latest evaluation of a run."""
+        metric = f"{self._target.metric} {format_metric(evaluation.metric)}"
+        spent = f"train {evaluation.train_seconds:.1f} s"
+        text = f"{label} · epoch {evaluation.epoch:.1f}  {metric}  {spent}"
+        self.status.update(Text(printable(text)))
+
+    def ended(self, label: str, num_runs: int, result: TrialResult, score: RunScore) -> None:
+        """Print the line of a run that ended, out of ``num_runs``."""
+        self._num_ended += 1
+        last, nothing = result.last, "no time" if self._scale.is_time else "no score"
+        parts = [
+            f"{self._noun} {self._num_ended} of {num_runs}",
+            label,
+            str(result.outcome),
+            nothing if score.score is None else self._scale.format(score.score),
+        ]
+        if last is not None:
+            parts.append(f"{last.step} steps")
+            if (seconds := step_seconds(result)) is not None:
+                parts.append(f"{format_step(seconds)} a step")
+            parts.append(f"{self._target.metric} {format_metric(last.metric)}")
+        parts += [remark for remark in (result.error_line, result.contention) if remark]
+        style = "" if last is not None else result.outcome.traits.terminal_style
+        self.note("  ".join(parts), style)
+
+    def note(self, line: str, style: str = "") -> None:
+        """Print a line of text."""
+        self._console.print(Text(printable(line), style=style), soft_wrap=True)
+
+
+def print_comparison(console: Console, comparison: Comparison, *, folder: str) -> None:
+    """Print the result of a comparison: a table of all configurations with their ratios, and the
+    verdicts.
+    """
+
+    def say(line: str, style: str = "") -> None:
+        console.print(Text(printable(line), style=style), soft_wrap=True)
+
+    console.print()
+    say(f"{comparison.experiment} · {comparison.name}", "bold")
+    say(f"  {'target':<8}{comparison.target}")
+    for each in comparison.configurations:
+        say(f"  {each.name:<8}{each.shown}")
+    console.print(_table(comparison))
+    for each in comparison.configurations[1:]:
+        ratio = comparison.score_ratio(each)
+        is_resolved = comparison.all_reached and ratio is not None and ratio.is_resolved
+        say(f"  {verdict(comparison, each)}", "bold green" if is_resolved else "bold")
+    for note in _notes(comparison):
+        say(f"  {note}")
+    say(f"  {'folder':<8}{folder}")
+
+
+def _table(comparison: Comparison) -> Table:
+    """A row for each quantity, a column for each configuration and for each ratio to the first."""
+    configurations, (first, *others) = comparison.configurations, comparison.configurations
+    ratios = [comparison.ratios(each) for each in others]
+    table = Table(box=None, padding=(0, 0, 0, 2))
+    table.add_column("")
+    for each in configurations:
+        table.add_column(each.name, justify="right", overflow="fold")
+    for each in others:
+        table.add_column(f"{first.name} / {each.name}", overflow="fold")
+
+    def add(name: str, cell: Callable[[Compared], str], ratio: str = "") -> None:
+        found = [of_one.get(ratio) for of_one in ratios]
+        shown = ["" if each is None else measured_ratio(each) for each in found]
+        table.add_row(Text(name), *map(cell, configurations), *shown)
+
+    scores = comparison.scale.quantity
+    add("reached", lambda each: f"{each.summary.num_reached} of {each.summary.num_runs}")
+    add(scores, lambda each: format_expected(each.summary) or "-", scores.replace(" ", "_"))
+    add("steps to target", _mean_steps, "steps_to_target")
+    add("step time", _mean_step, "step_seconds")
+    add("build, once a process", _mean_build)
+    add(f"test {comparison.target.metric}", _mean_test)
+    if len({each.config["batch_size"] for each in configurations}) > 1:
+        add("samples a step", lambda each: f"{each.config['batch_size']}")
+    if comparison.is_scaling:
+        add("workers", lambda each: f"{each.num_workers}")
+        add("efficiency, to target", lambda each: "", "efficiency")
+        add("efficiency, a step", lambda each: "", "step_efficiency")
+    return table
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    """Notes that a reader needs to understand the table."""
+    notes = []
+    if not comparison.is_complete:
+        notes.append(f"interrupted after {comparison.num_runs} of {comparison.num_wanted} runs")
+    for each in comparison.configurations:
+        scoreless = [each.runs[number] for number, run in each.scores.items() if run.score is None]
+        if scoreless:
+            nothing = "without a time" if comparison.scale.is_time else "without a score"
+            why = f"{scoreless[0].outcome} {scoreless[0].error_line}".rstrip()
+            notes.append(f"{each.name}: {len(scoreless)} {nothing}: {why}")
+    differences = differing_devices(
+        run for each in comparison.configurations for run in each.runs.values()
+    )
+    return notes if differences is None else [*notes, differences]
+
+
+def format_step(seconds: float) -> str:
+    """A step time for display, such as ``1.23 ms`` or ``0.456 s``."""
+    return f"{1000 * seconds:.3g} ms" if seconds < 0.1 else f"{seconds:.3g} s"
+
+
+def _mean(values: Iterable[float | None], show: Callable[[float], str]) -> str:
+    known = [value for value in values if value is not None]
+    return show(fmean(known)) if known else "-"
+
+
+def _mean_steps(each: Compared) -> str:
+    least = "" if each.summary.all_reached else "at least "
+    return _mean((run.score for run in each.steps.values()), lambda steps: f"{least}{steps:,.0f}")
+
+
+def _mean_step(each: Compared) -> str:
+    return _mean((run.score for run in each.step_seconds.values()), format_step)
+
+
+def _mean_build(each: Compared) -> str:
+    builds = (run.last.build_seconds for run in each.runs.values() if run.last is not None)
+    return _mean(builds, format_seconds)
+
+
+def _mean_test(each: Compared) -> str:
+    return _mean((run.test_metric for run in each.runs.values()), format_metric)
