@@ -3,7 +3,7 @@ or of an experiment by name.
 
 It writes the function and the settings that YAML files would hold into a folder within the study's,
 and then does what ``python -m autotune --config-dir ...`` does: the same search, the same files,
-and the same commands go on with the study.
+and the same commands continue the study.
 """
 
 import inspect
@@ -288,7 +288,7 @@ def tune(
             ``experiment=NAME``.
         trials: number of trials.
         time_budget_seconds: limit of the search's time.
-        name: name of the study; a study that exists goes on.
+        name: name of the study; one that exists is continued.
         folder: folder that contains the studies' folders.
         seed: seed of the study.
         reuse_process: whether a process may call the function for one trial after another, after a
@@ -304,7 +304,7 @@ def tune(
     Raises:
         AutotuneError: the study cannot be run; the message is one line.
         WorkerError: the function failed in several trials in a row.
-        KeyboardInterrupt: Ctrl-C ended the study; the same call with its ``name`` goes on.
+        KeyboardInterrupt: Ctrl-C ended the study; the same call with its ``name`` continues it.
         SystemExit: SIGTERM or SIGHUP ended it, likewise.
     """
     name = name or dated_name(experiment or _name(training))

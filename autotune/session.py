@@ -35,7 +35,7 @@ class Clock(Protocol):
 
 
 class Checkpoint:
-    """The state that a training goes on from after a pause: ``load`` it before the first step,
+    """The state that a training continues from after a pause: ``load`` it before the first step,
     ``save`` it before each report.
 
     This class is what code outside a trial gets: nothing was saved, and nothing is kept.
@@ -67,14 +67,14 @@ class Checkpoint:
         weights: Mapping[str, Any] | None = None,
         write_files: Callable[[Path], object] | None = None,
     ) -> None:
-        """Say what the training could go on from.
+        """Say what the training could continue from.
 
         It is copied only if the next report pauses the training, so this costs no time.
 
         Args:
             state: values by name: objects with ``state_dict``, or tensors, arrays, numbers, text
                 and None, nested in any way. None in place of the mapping says that the training
-                cannot go on from here: only its weights are kept.
+                cannot continue from here: only its weights are kept.
             weights: named tensors to export if this training becomes the best; those of the first
                 ``torch.nn.Module`` in ``state`` if None.
             write_files: writes files of any kind into a folder, for a library that has a checkpoint
@@ -325,8 +325,8 @@ def report(*metric: Any, **values: Any) -> None:
     ``report(0.93, epoch=2)``, ``report(accuracy=0.93, epoch=2)`` and ``report({"accuracy": 0.93,
     "epoch": 2})`` say the same.
 
-    The call returns when the training is to go on. Where it is to end, it raises an exception that
-    is no ``Exception``.
+    The call returns when the training is to continue. Where it is to end, it raises an exception
+    that is no ``Exception``.
 
     Args:
         metric: value of the target's metric, a number or a tensor of one element; or all values in

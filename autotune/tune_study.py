@@ -52,7 +52,7 @@ keys that people change most:
   target.value=0.97                what counts as trained; target.max_train_seconds=60 limits it
   search.num_trials=100            how much to search; search.time_budget_seconds=600, for how long
   warm_start=[NAME,DIR]            earlier studies that the search learns from
-  study.name=NAME                  name a study; the same name goes on with it
+  study.name=NAME                  name a study; the same name continues it
   data.root=DIR data.download=true where a data set lies, and to fetch it there; also s3://...
   cluster.address=auto             run on the Ray cluster this machine belongs to
   tracking.uri=URI                 where MLflow keeps its runs
@@ -67,7 +67,7 @@ def tune_command(
     return the exit code.
 
     Without ``trains`` nothing is trained: the tracker of the study, which must exist, is given what
-    it lacks.
+    is missing.
     """
     if not arguments:
         print(

@@ -179,7 +179,7 @@ def run_module(*arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-@pytest.mark.command
+@pytest.mark.slow
 def test_the_command_trains_the_shipped_experiment() -> None:
     finished = run_module("experiment=cnn", "device=cpu", "target.value=0.7")
     assert finished.returncode == 0, finished.stderr
@@ -199,7 +199,7 @@ def test_a_typo_is_answered_in_one_line() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.command
+@pytest.mark.slow
 def test_a_training_that_was_ended_goes_on_at_its_url_in_another_process(
     server: Server, tmp_path: Path
 ) -> None:
