@@ -253,7 +253,7 @@ def test_what_names_no_earlier_study_is_refused_in_one_line(folder: Path, tmp_pa
         ),
         (
             ["mlflow_run={child}", "tracking.uri={uri}", "output={new}"],
-            "autotune: mlflow_run={child}: is a run of study cnn-1, whose own is",
+            "autotune: mlflow_run={child}: is not the run of a study; its study's is",
         ),
         (
             ["mlflow_run={old}", "tracking.uri={uri}", "output={new}"],

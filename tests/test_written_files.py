@@ -36,7 +36,6 @@ EXCEPTIONS = {
     "autotune/search/storage.py": (
         "what a killed process left of a last line is cut off; links are refused before"
     ),
-    "autotune/tracking/mlflow_runs.py": "a temporary folder that MLflow copies from",
     "autotune/execution/exported.py": "a temporary folder that Hydra reads",
     "autotune/training/profiling.py": "a new folder that torch's profiler writes to",
     "autotune/execution/local_ray.py": "a lock in a folder of Ray's own",

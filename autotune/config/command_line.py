@@ -6,7 +6,9 @@ several lines, exit with code 1, and run callbacks that a configuration names.
 """
 
 import argparse
+import atexit
 import errno
+import gc
 import importlib.metadata
 import io
 import os
@@ -201,6 +203,8 @@ def run_main(command: Callable[[Sequence[str]], int]) -> NoReturn:
     SIGTERM and SIGHUP end it as Ctrl-C does.
     """
     _outlive_terminal()
+    # Python would look for garbage among all that was imported, for a second or two
+    atexit.register(gc.freeze)
     process = os.getpid()
 
     def end(number: int, frame: FrameType | None) -> None:

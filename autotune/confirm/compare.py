@@ -46,7 +46,7 @@ from autotune.reporting.runs_terminal import RunsDisplay, print_comparison
 from autotune.reporting.scores import describe_arm
 from autotune.search.randomness import derived_seed
 from autotune.space import Suggestion
-from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial
+from autotune.tracking.tracker import FinishedRun, StudyEnd, StudyInfo, TrackedTrial
 from autotune.tracking.writer import TrackerWriter
 from autotune.training.capabilities import Capabilities, versions
 from autotune.training.sources import train_missing_sources
@@ -391,10 +391,11 @@ def run_comparison(
             with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C ends the runs at once
                 _make_runs(plan, tracker, interrupt, console, launcher)
             tracker.close(
-                status="FINISHED" if plan.is_complete else "KILLED",
-                metrics=plan.metrics(),
-                tags={},
-                artifacts=[*plan.write(), *plan.draw()],
+                StudyEnd(
+                    status="FINISHED" if plan.is_complete else "KILLED",
+                    metrics=plan.metrics(),
+                    artifacts=[*plan.write(), *plan.draw()],
+                )
             )
         except BaseException as error:
             tracker.close_if_open(is_interrupt=isinstance(error, KeyboardInterrupt))

@@ -119,7 +119,7 @@ class RunsInTurns:
 
         at_work: list[Future[None]] = []
         with compiled_anew(self.folder) as anew, ExitStack() as stack:
-            stack.callback(self.tracker.go_on)
+            stack.callback(self.tracker.resume)
             processes = [
                 stack.enter_context(
                     fresh.FreshProcesses(
@@ -194,7 +194,7 @@ class RunsInTurns:
             with self._telling:
                 self.display.evaluated(run.label, evaluation)
 
-        if not run.task.num_gpus:
+        if not run.task.num_gpus and run.task.num_cpus >= self.size.num_cpus:
             self.tracker.pause()
         return processes.train(
             fresh.FreshRun(

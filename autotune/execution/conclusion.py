@@ -49,7 +49,7 @@ from autotune.reporting.study_files import (
 from autotune.reporting.terminal import format_metric, print_summary, verdict_rows
 from autotune.search.curve_model import wait_for_import
 from autotune.space import Suggestion, override_text
-from autotune.tracking.tracker import browse_command
+from autotune.tracking.tracker import StudyEnd, browse_command
 from autotune.training.capabilities import versions
 
 logger = logging.getLogger(__name__)
@@ -229,7 +229,13 @@ def _close_tracker(
             }
     metrics |= {"num_trials": len(results), "train_seconds_spent": _train_seconds(results)}
     live.tracker.close(
-        status="FINISHED", metrics=metrics, tags=tags, artifacts=artifacts, make_model=make_model
+        StudyEnd(
+            status="FINISHED",
+            metrics=metrics,
+            tags=tags,
+            artifacts=artifacts,
+            make_model=make_model,
+        )
     )
 
 

@@ -42,7 +42,7 @@ from autotune.reporting.study_files import StudyTables
 from autotune.search.randomness import num_points
 from autotune.search.scheduler import Done
 from autotune.search.study import confirmations, store_confirmation
-from autotune.tracking.tracker import confirmation_name
+from autotune.tracking.tracker import StudyEnd, confirmation_name
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ def run_study(
             ) from error
         except KeyboardInterrupt:  # a second Ctrl-C ends the study at once
             interrupt.set()
-            live.tracker.hurry()
+            live.tracker.close_seconds = 1.0
         if interrupt.is_set() and exit_code is None:
             said = f"interrupted; the same study goes on with\n  {live.resume_command}"
             logger.warning(said)  # where the terminal is gone
@@ -121,7 +121,7 @@ def _push(live: LiveStudy) -> int:
     """
     live.tracker.wait()
     if live.is_work_left:
-        live.tracker.close(status="KILLED", metrics={}, tags={}, artifacts=[])
+        live.tracker.close(StudyEnd(status="KILLED"))
     else:
         conclude_study(live, _conclude_stored(live))
     if not live.tracker.is_complete:
@@ -211,7 +211,7 @@ def _search(
 
     def hold_tracker() -> None:
         # confirmation runs come next, and they are timed
-        if live.needs_confirmation and not plan.capabilities.num_gpus:
+        if live.needs_confirmation and not plan.has_idle_cpu:
             live.tracker.pause()
 
     room = FreeResources(

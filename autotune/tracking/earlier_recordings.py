@@ -15,16 +15,12 @@ from autotune.errors import ConfigError
 from autotune.hiding import without_secrets
 from autotune.recording import Recording, read_recording
 from autotune.remote import refuse_url, user_path
-from autotune.tracking.mlflow_tracker import preload
 
-_RUN_ID = r"[0-9a-f]{32}"
+Stored = Callable[[str], tuple[str, Recording] | None]
 
 
 def earlier_recordings(
-    entries: Sequence[str],
-    studies: Path,
-    uri: str | None,
-    stored: Callable[[str], tuple[str, Recording] | None] = lambda entry: None,
+    entries: Sequence[str], studies: Path, uri: str | None, stored: Stored = lambda entry: None
 ) -> list[tuple[str, Recording]]:
     """The recordings that the entries of ``warm_start`` name, each with a name to display.
 
@@ -39,39 +35,27 @@ def earlier_recordings(
             study.
         DataError: a recording cannot be read.
     """
-    return [_earlier_recording(entry, studies, uri, stored) for entry in entries]
+    return [stored(entry) or _kept_recording(entry, studies, uri) for entry in entries]
 
 
-def _earlier_recording(
-    entry: str,
-    studies: Path,
-    uri: str | None,
-    stored: Callable[[str], tuple[str, Recording] | None],
-) -> tuple[str, Recording]:
+def _kept_recording(entry: str, studies: Path, uri: str | None) -> tuple[str, Recording]:
     refuse_url(
         entry, "warm_start", "a study's name, a folder of this machine, or the id of an MLflow run"
     )
-    if (found := stored(entry)) is not None:
-        return found
     path = user_path(entry)
-    for folder, name in (
-        (path, path.name),
-        (path / "recording", path.name),
-        (studies / entry / "recording", entry),
-    ):
+    for folder in (path, path / "recording", studies / entry / "recording"):
         if (folder / "study.yaml").is_file():
-            return path.parent.name if name == "recording" else name, read_recording(folder)
-    if re.fullmatch(_RUN_ID, entry):
+            study = folder.parent if folder.name == "recording" else folder
+            return study.name, read_recording(folder)
+    if re.fullmatch("[0-9a-f]{32}", entry):
         with TemporaryDirectory() as temporary:
-            study, folder = fetch_recording(entry, uri, Path(temporary))
-            return study, read_recording(folder)
-    known = ", ".join(
-        sorted(path.parent.parent.name for path in studies.glob("*/recording/study.yaml"))
-    )
+            name, folder = fetch_recording(entry, uri, Path(temporary))
+            return name, read_recording(folder)
+    known = sorted(path.parent.parent.name for path in studies.glob("*/recording/study.yaml"))
     raise ConfigError(
-        f"warm_start: {entry}: is no study that has a recording in {studies}"
-        f" ({f'there are {known}' if known else 'there is none'}), no folder with study.yaml, and"
-        " no id of an MLflow run; give one of these"
+        f"warm_start: {entry}: is no study that has a recording in {studies} (there are"
+        f" {', '.join(known) or 'none'}), no folder with study.yaml, and no id of an MLflow run;"
+        " give one of these"
     )
 
 
@@ -89,35 +73,28 @@ def fetch_recording(run_id: str, uri: str | None, folder: Path) -> tuple[str, Pa
         ConfigError: the store cannot be read, or the run does not exist, is not the study's own, or
             its study has not ended.
     """
-    preload()
     from autotune.tracking import mlflow_store  # noqa: PLC0415  # MLflow takes seconds to import
 
     uri, where = mlflow_store.store_uri(uri), f"mlflow_run={run_id}"
     with mlflow_store.first_contact(uri):
         client = mlflow_store.open_store(uri, must_exist=True)
-        run = mlflow_store.find_run(client, run_id)
-        if run is None:
+        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+        runs = client.search_runs(experiments, f"attributes.run_id = '{run_id}'")
+        if not runs:
             raise ConfigError(
                 f"{where}: no such run in {without_secrets(uri)}; give the id of a study's run"
             )
-        tags = run.data.tags
+        run, tags = runs[0], runs[0].data.tags
         if tags.get("autotune.phase") != "study":
             parent = tags.get("mlflow.parentRunId")
-            kind = (
-                f"is a run of study {tags['autotune.study']}, whose own is {parent}"
-                if parent
-                else "is none of a study"
-            )
-            raise ConfigError(f"{where}: {kind}; give the id of a study's run")
-        # A study that was taken up again and has not ended since still keeps its recording of
-        # before.
-        if run.info.status != "FINISHED" or "recording" not in {
-            artifact.path for artifact in client.list_artifacts(run_id)
-        }:
+            whose = f"; its study's is {parent}" if parent else ""
+            raise ConfigError(f"{where}: is not the run of a study{whose}")
+        # a study that was resumed and has not ended since still keeps its recording of before
+        kept = {artifact.path for artifact in client.list_artifacts(run_id)}
+        if run.info.status != "FINISHED" or "recording" not in kept:
             raise ConfigError(
                 f"{where}: study {tags['autotune.study']} has not ended; give its folder, or end it"
                 " first"
             )
-        return tags["autotune.study"], Path(
-            client.download_artifacts(run_id, "recording", str(folder))
-        )
+        fetched = client.download_artifacts(run_id, "recording", str(folder))
+        return tags["autotune.study"], Path(fetched)

@@ -6,81 +6,71 @@ in the study's own folder.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from autotune.errors import ConfigError
+
+try:
+    from tensorboardX import SummaryWriter
+    from tensorboardX.summary import hparams
+except ImportError as missing:
+    raise ConfigError(
+        "tracking=tensorboard: needs tensorboardX; pip install 'autotune[tensorboard]'"
+    ) from missing
+
 from autotune.measurement import Evaluation, TrialResult
-from autotune.tracking import mlflow_fields as fields
+from autotune.tracking import fields
 from autotune.tracking.tracker import StudyEnd, StudyInfo, TrackedTrial
 
-if TYPE_CHECKING:
-    from tensorboardX import SummaryWriter
-
 _SCALARS = ("metric", "loss", "train_seconds", "samples_per_second")
-"""Fields of an evaluation that are written as scalars, by step."""
+"""Fields of an evaluation that are written as scalars, by step, besides reported metrics."""
 
 
 class TensorBoardTracker:
-    """Tracker that writes a study for TensorBoard.
-
-    Raises:
-        ConfigError: tensorboardX is not installed.
-    """
+    """Tracker that writes a study for TensorBoard."""
 
     def __init__(self, info: StudyInfo) -> None:
-        try:
-            import tensorboardX  # noqa: F401, PLC0415  # an extra of the package
-        except ImportError as error:
-            raise ConfigError(
-                "tracking=tensorboard: needs tensorboardX; pip install 'autotune[tensorboard]'"
-            ) from error
         self._folder = Path(info.folder) / "tensorboard"
-        self._writers: dict[str, SummaryWriter] = {}
-        self._steps: dict[str, set[int]] = {}
-        """Steps whose evaluations are written, by name of the run."""
+        self._runs: dict[str, tuple[TrackedTrial, SummaryWriter, set[int]]] = {}
+        """Open runs, with the steps whose evaluations are written, by name."""
         self.complete = {path.name for path in self._folder.glob("*")}
         """Names of the runs that have files."""
 
     def start(self, trial: TrackedTrial) -> None:
         """Open the run's file and write its overrides as text."""
         self.complete.discard(trial.name)
-        self._writer(trial.name).add_text(
-            "overrides", "  \n".join(trial.overrides) or "as the experiment states it"
-        )
+        writer = SummaryWriter(str(self._folder / trial.name))
+        writer.add_text("overrides", "  \n".join(trial.overrides) or "as the experiment states it")
+        self._runs[trial.name] = trial, writer, set()
 
     def evaluate(self, name: str, evaluation: Evaluation) -> None:
         """Write the scalars of an evaluation of the run ``name``."""
-        writer = self._writer(name)
-        self._steps[name].add(evaluation.step)
-        for key, value, _, step in fields.evaluation_points(evaluation, at=0.0):
+        trial, writer, steps = self._runs[name]
+        if evaluation.step in steps:
+            return
+        steps.add(evaluation.step)
+        for key, value in fields.evaluation_metrics(evaluation, trial).items():
             if key in _SCALARS or key not in fields.EVALUATION_METRICS:
                 # tensorboardX would replace spaces, so that two names could become one
-                writer.add_scalar(fields.hashed_key(key) if " " in key else key, value, step)
+                shown = fields.hashed_key(key) if " " in key else key
+                writer.add_scalar(shown, value, evaluation.step)
 
     def finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
         """Write the run's missing evaluations and its row in the HPARAMS tab, and close its
         file.
         """
-        if trial.name not in self._writers:
+        if trial.name not in self._runs:
             self.start(trial)
         for evaluation in result.evaluations:
-            if evaluation.step not in self._steps[trial.name]:
-                self.evaluate(trial.name, evaluation)
-        # an extra of the package, imported when the first run ends
-        from tensorboardX.summary import hparams  # noqa: PLC0415
-
-        writer = self._writers.pop(trial.name)
+            self.evaluate(trial.name, evaluation)
+        _, writer, _ = self._runs.pop(trial.name)
         values = {
             key: value if isinstance(value, bool | int | float | str) else str(value)
             for key, value in trial.values.items()
         }
         scores = {"score": score, "time_to_target_seconds": result.time_to_target_seconds}
-        known: dict[str, Any] = {
-            f"result/{key}": value for key, value in scores.items() if value is not None
-        }
-        for summary in hparams(
-            {**values, "phase": trial.phase, "outcome": str(result.outcome)}, known
-        ):
+        known = {f"result/{key}": value for key, value in scores.items() if value is not None}
+        row = {**values, "phase": trial.phase, "outcome": str(result.outcome)}
+        for summary in hparams(row, known):
             writer.file_writer.add_summary(summary)
         for key, value in known.items():
             writer.add_scalar(key, value)
@@ -91,23 +81,10 @@ class TensorBoardTracker:
         """Close every open file, and write the study's metrics, status and tags as a run of its
         own, named ``study``.
         """
-        for writer in self._writers.values():
+        for _, writer, _ in self._runs.values():
             writer.close()
-        writer = self._writer("study")
-        for key, value in end.metrics.items():
-            writer.add_scalar(key, value)
-        writer.add_text(
-            "study",
-            "  \n".join(
-                f"{key}: {value}" for key, value in {"status": end.status, **end.tags}.items()
-            ),
-        )
-        writer.close()
-
-    def _writer(self, name: str) -> "SummaryWriter":
-        from tensorboardX import SummaryWriter  # noqa: PLC0415  # an extra of the package
-
-        if name not in self._writers:
-            self._writers[name] = SummaryWriter(str(self._folder / name))
-            self._steps[name] = set()
-        return self._writers[name]
+        with SummaryWriter(str(self._folder / "study")) as writer:
+            for key, value in end.metrics.items():
+                writer.add_scalar(key, value)
+            tags = {"status": end.status, **end.tags}
+            writer.add_text("study", "  \n".join(f"{key}: {tag}" for key, tag in tags.items()))

@@ -92,47 +92,31 @@ _MAX_NAME_CHARACTERS = 60
 
 def display_name(trial: TrackedTrial, baseline: Mapping[str, Any]) -> str:
     """A name that tells a study's runs apart at a glance: the run, and which of its values are not
-    the baseline's.
+    the baseline's, such as ``12: optimizer=adamw, lr=0.003``.
 
-    Keys lose the leading parts that tell none of the run's keys apart: ``12: optimizer=adamw,
-    lr=0.003``. Values that would make the name longer than 60 characters are only counted. Runs of
-    a comparison have their plain names, which say their side.
+    Keys lose the leading parts that tell none of the run's keys apart. Runs of a comparison have
+    their plain names, which say their side.
     """
-    if trial.phase not in ("search", "confirm"):
+    if trial.phase == "compare":
         return trial.name
-    different = {
-        key: value
+    changes = [
+        f"{_short_key(key, trial.values)}="
+        + (f"{value:.3g}" if isinstance(value, float) else override_text(value))
         for key, value in trial.values.items()
         if key not in baseline or value != baseline[key]
-    }
-    parts = [
-        f"{_short_key(key, trial.values)}={_short_value(value)}" for key, value in different.items()
-    ] or ["baseline"]
-    begin = trial.name.removeprefix("trial-")
-    for num_shown in range(len(parts), -1, -1):
-        rest = [f"+{len(parts) - num_shown}"] if num_shown < len(parts) else []
-        name = f"{begin}: {', '.join([*parts[:num_shown], *rest])}"
-        if len(name) <= _MAX_NAME_CHARACTERS:
-            break
-    return name
+    ]
+    name = f"{trial.name.removeprefix('trial-')}: {', '.join(changes) or 'baseline'}"
+    return name if len(name) <= _MAX_NAME_CHARACTERS else name[: _MAX_NAME_CHARACTERS - 1] + "…"
 
 
 def _short_key(key: str, keys: Collection[str]) -> str:
     """The last parts of a dotted key, as few as no other key ends with."""
     parts = key.split(".")
-    endings = (".".join(parts[begin:]) for begin in range(len(parts) - 1, 0, -1))
-    return next(
-        (
-            ending
-            for ending in endings
-            if not any(f".{other}".endswith(f".{ending}") for other in keys if other != key)
-        ),
-        key,
-    )
-
-
-def _short_value(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else override_text(value)
+    for num_parts in range(1, len(parts)):
+        ending = ".".join(parts[-num_parts:])
+        if sum(f".{other}".endswith(f".{ending}") for other in keys) == 1:
+            return ending
+    return key
 
 
 FinishedRun = tuple[TrackedTrial, TrialResult, float | None]
@@ -195,24 +179,15 @@ class Tracker(Protocol):
         ...
 
 
-class NoTracker:
+class NoTracker(Tracker):
     """Tracker that keeps nothing."""
 
     def __init__(self, info: StudyInfo) -> None:
         self.complete: set[str] = set()
 
-    def start(self, trial: TrackedTrial) -> None:
-        """Do nothing."""
-
-    def evaluate(self, name: str, evaluation: Evaluation) -> None:
-        """Do nothing."""
-
     def finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
         """Count the run as written."""
         self.complete.add(trial.name)
-
-    def close(self, end: StudyEnd) -> None:
-        """Do nothing."""
 
 
 def search_name(trial: int) -> str:
@@ -234,22 +209,20 @@ def browse_command(tracking: Mapping[str, Any], studies: str) -> str | None:
         tracking: the ``tracking`` node of the configuration.
         studies: folder that contains the studies' folders.
     """
-    if tracking["_target_"].endswith(".TensorBoardTracker"):
+    kind = tracking["_target_"].rpartition(".")[2]
+    if kind == "TensorBoardTracker":
         return f"tensorboard --logdir {shlex.quote(studies)}"
-    if tracking["_target_"].endswith(".WandbTracker"):
-        offline = f"wandb sync {shlex.quote(studies)}/*/wandb/offline-run-*"
-        return {
-            "offline": offline,
+    if kind == "WandbTracker":
+        commands = {
+            "offline": f"wandb sync {shlex.quote(studies)}/*/wandb/offline-run-*",
             "online": os.environ.get("WANDB_BASE_URL", "https://wandb.ai"),
-        }.get(tracking["mode"])
-    if "uri" not in tracking:
+        }
+        return commands.get(tracking["mode"])
+    if kind != "MlflowTracker":
         return None
     uri = tracking["uri"] or os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
         return "mlflow ui"
-    shown_uri = without_secrets(uri)
-    return (
-        shown_uri
-        if uri.startswith(("http://", "https://"))
-        else f"mlflow ui --backend-store-uri {shlex.quote(shown_uri)}"
-    )
+    shown = without_secrets(uri)
+    is_server = uri.startswith(("http://", "https://"))
+    return shown if is_server else f"mlflow ui --backend-store-uri {shlex.quote(shown)}"

@@ -79,7 +79,14 @@ def close(tracker: Tracker, **changes: Any) -> None:
 class FileTracker:
     """Writes a line of all that it is told."""
 
-    def __init__(self, info: StudyInfo, *, path: str, complete: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        info: StudyInfo,
+        *,
+        path: str,
+        complete: tuple[str, ...] = (),
+        close_seconds: float = 0,
+    ) -> None:
         self._path, self.complete = Path(path), set(complete)
 
     def start(self, trial: TrackedTrial) -> None:

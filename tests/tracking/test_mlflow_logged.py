@@ -146,7 +146,7 @@ def test_what_a_function_logs_reaches_its_trials_run_beside_autotunes_own(
         assert curve(uri, name) == CURVE, "the call that only warms up does not count"
         assert curve(uri, name, "logged/loss") == [(step, 5.0) for step in range(4)]
         assert run.data.metrics["loss"] == 0.3
-        assert run.data.params == {"lr": "0.1", "depth": "3"}
+        assert run.data.params == {"lr": "0.1", "logged/lr": "0.1", "depth": "3"}
         assert (run.data.tags["team"], run.data.tags["autotune.outcome"]) == ("vision", "MISSED")
         assert artifact(uri, run, "notes/hello.txt") == "hello"
         assert artifact(uri, run, "logged/config.yaml") == "mine"
@@ -184,7 +184,7 @@ def test_logs_wait_for_a_tracker_that_comes_later_and_odd_ones_cost_nothing(
         tracker.finish(*make_run(number))
     assert curve(uri, "trial-0") == CURVE
     assert children_of(uri)["trial-1"].data.metrics["accuracy"] == 0.9
-    assert "what trial-1 logged itself cannot be read" in caplog.text
+    assert "what trial-1 logged cannot be read" in caplog.text
 
 
 def test_what_a_training_logs_by_odd_names_and_in_bulk_is_written(

@@ -6,13 +6,11 @@ import math
 import os
 import re
 import socket
-import sqlite3
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ from mlflow.utils.validation import _validate_metric
 from autotune.errors import ConfigError
 from autotune.outcome import Outcome
 from autotune.tracking import mlflow_store, mlflow_tracker
-from autotune.tracking.mlflow_fields import plain_key
+from autotune.tracking.fields import plain_key
 from autotune.tracking.mlflow_tracker import MlflowTracker
 from autotune.tracking.tracker import BestScore, StudyInfo
 from tests.support.patience import PATIENCE_SECONDS, exit_code, wait_until
@@ -220,7 +218,7 @@ def test_evaluations_told_afterwards_carry_the_time_their_phases_add_up_to(
 
 
 def test_values_that_are_not_finite_are_left_out(info: StudyInfo, uri: str) -> None:
-    diverged = make_evaluation(4, metric=math.nan, loss=math.inf)
+    diverged = make_evaluation(4, metric=math.nan, loss=math.inf, metrics={})
     tracker = MlflowTracker(info, uri=uri)
     tell(tracker, make_run(outcome=Outcome.DIVERGED, evaluations=(make_evaluation(3), diverged)))
     close(tracker)
@@ -282,7 +280,7 @@ def test_every_metric_gets_a_key_of_its_own_and_none_keeps_its_run_out(
     ]
     metrics = {name: 1000.0 + number for number, name in enumerate(names)}
     tracker = MlflowTracker(info, uri=uri)
-    tell(tracker, make_run(evaluations=(make_evaluation(2**70, metrics=metrics),)))
+    tell(tracker, make_run(evaluations=(make_evaluation(3, metrics=metrics),)))
     close(tracker)
     found = children_of(uri)["trial-0"].data.metrics
     kept = {key: value for key, value in found.items() if value in metrics.values()}
@@ -391,11 +389,7 @@ def test_a_resumed_study_completes_what_its_killed_driver_left(
     }
     for number in range(3):
         assert steps_of(uri, children[f"trial-{number}"]) == [1, 2, 3]
-    parent = parent_of(uri)
-    assert (parent.data.params["num_trials"], parent.data.tags["autotune.resumed.num_trials"]) == (
-        "40",
-        "80",
-    )
+    assert parent_of(uri).data.params["num_trials"] == "40"
     assert {run.info.status for run in runs_of(uri)} == {"FINISHED", "KILLED"}
 
 
@@ -508,7 +502,7 @@ def test_a_run_whose_write_failed_midway_is_written_once(
         raise MlflowException("database is locked")
 
     tracker = MlflowTracker(info, uri=uri)
-    for verb in ("log_batch", "log_artifacts", "set_terminated"):
+    for verb in ("log_batch", "log_text", "set_terminated"):
         with monkeypatch.context() as broken:
             broken.setattr(MlflowClient, verb, fail)
             with pytest.raises(MlflowException, match="database is locked"):
@@ -521,22 +515,13 @@ def test_a_run_whose_write_failed_midway_is_written_once(
 
 
 @pytest.mark.parametrize(
-    "argument",
-    [*({"close_seconds": each} for each in (-1, math.nan, math.inf, "long")), {"log_model": [1]}],
-)
-def test_an_argument_of_a_wrong_type_is_refused(info: StudyInfo, argument: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"^tracking\.{next(iter(argument))}: found"):
-        MlflowTracker(info, **argument)
-
-
-@pytest.mark.parametrize(
     ("uri", "said"),
     [
         ("nonsense://x", "no such kind of store"),
         ("localhost:5000", "no such kind of store"),
         ("sqlite:////proc/absent/x.db", "No such file"),
         ("http://me:secret@127.0.0.1:1", "Connection refused"),
-        ([1], "give the address of an MLflow server"),
+        ([1], "no such kind of store"),
         ("postgresql://me:secret@127.0.0.1:1/db", "refused"),
     ],
 )
@@ -582,19 +567,6 @@ def test_a_new_store_is_made_without_a_word(info: StudyInfo, tmp_path: Path) -> 
     )
     assert (done.stdout, done.stderr) == ("", "")
     assert (tmp_path / "mlflow.db").exists()
-
-
-def test_the_records_come_without_mlflow() -> None:
-    script = (
-        "import sys, autotune.tracking.tracker, autotune.tracking.mlflow_tracker; sys.exit('mlflow'"
-        " in sys.modules)"
-    )
-    subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        check=True,
-        timeout=PATIENCE_SECONDS,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -653,17 +625,6 @@ warnings.simplefilter("ignore")
 from autotune.tracking.mlflow_store import open_experiment
 open_experiment(sys.argv[1], sys.argv[2], [])
 """
-
-
-def test_a_file_that_mlflow_did_not_make_to_the_end_is_one_line_that_says_so(
-    tmp_path: Path,
-) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
-        database.execute("create table logged_models (model_id text)")
-    told = r"table logged_models already exists\); MLflow was ended .*; move the file away"
-    with pytest.raises(ConfigError, match=told), mlflow_store.first_contact(uri):
-        mlflow_store.open_experiment(uri, "any", [])
 
 
 @pytest.mark.slow

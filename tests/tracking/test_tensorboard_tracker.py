@@ -111,7 +111,7 @@ def test_names_that_tensorboard_would_make_one_stay_apart(info: StudyInfo) -> No
     names = [
         name
         for name in read(info, trial.name).Tags()["scalars"]
-        if name.startswith(("MAP", "a", "x"))
+        if name.startswith(("MAP", "a_", "x"))
     ]
     assert len(names) == len(metrics)
     assert sorted(

@@ -230,7 +230,7 @@ def test_a_resumed_study_keeps_what_is_written_and_replaces_its_own_run(info: St
     first = WandbTracker(info)
     tell(first, runs[0])
     close(first, metrics={"speed_up": 1.0})
-    kept = next(Path(info.folder, "wandb").glob(f"*-{first._run_id('trial-0')}"))
+    (kept,) = (file.parent for file in Path(info.folder, "wandb").glob("*/ended"))
     resumed = WandbTracker(info)
     assert resumed.complete == {"trial-0"}
     resumed.finish(*runs[1])
@@ -264,24 +264,14 @@ def test_disabled_writes_no_run(info: StudyInfo) -> None:
     assert written(info) == {}
 
 
-def test_what_cannot_work_is_one_line(info: StudyInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_work_is_one_line(info: StudyInfo) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"tracking.mode: found 'onlin', accepted is one of offline, online, disabled$",
+        match=r"tracking.mode: found 'onlin', use one of offline, online, disabled$",
     ):
         WandbTracker(info, mode="onlin")
-    wrong: Any = [1]
-    with pytest.raises(
-        ConfigError, match=r"^tracking.project: found \[1\]; accepted is the name of a project$"
-    ):
-        WandbTracker(info, project=wrong)
     with pytest.raises(ConfigError, match=r"tracking.mode=online: No API key configured"):
         WandbTracker(info, mode="online")
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(
-        ConfigError, match=r"^tracking=wandb: needs wandb; pip install 'autotune\[wandb\]'$"
-    ):
-        WandbTracker(info)
 
 
 def test_how_it_is_browsed_is_said() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from autotune.errors import ConfigError
 from autotune.tracking import writer
-from autotune.tracking.tracker import FinishedRun, StudyInfo
+from autotune.tracking.tracker import FinishedRun, StudyEnd, StudyInfo
 from autotune.tracking.writer import TrackerWriter
 from tests.support.patience import wait_until
 from tests.support.tracked import FileTracker, make_run
@@ -90,8 +90,8 @@ def made(
     )
 
 
-def end(tracker: TrackerWriter, **changes: Any) -> None:
-    tracker.close(**{"status": "FINISHED", "metrics": {}, "tags": {}, "artifacts": [], **changes})
+def end(tracker: TrackerWriter) -> None:
+    tracker.close(StudyEnd(status="FINISHED"))
 
 
 def told(path: Path) -> list[str]:
@@ -118,7 +118,7 @@ def test_what_a_tracker_is_told_arrives_in_order_and_the_best_scores_at_the_end(
     wait_until(lambda: len(told(path)) == 12)
     end(tracker)
     assert (told(path)[-1], said, tracker.is_complete) == (
-        "close FINISHED [(1, 2.0), (2, 1.5), (4, 1.5)]",
+        "close FINISHED [(1, 2.0), (2, 1.5), (3, 1.5), (4, 1.5)]",
         [],
         True,
     )
@@ -143,7 +143,7 @@ def test_nothing_is_written_while_runs_are_timed(path: Path, said: list[str]) ->
     tracker.start(make_run(0)[0])
     time.sleep(0.3)
     assert told(path) == []
-    tracker.go_on()
+    tracker.resume()
     wait_until(lambda: told(path) == ["start trial-0"])
     tracker.pause()
     ended.append(make_run(0))
@@ -166,8 +166,8 @@ def test_a_server_that_is_away_for_a_while_gets_every_run_at_the_end(
     end(tracker)
     assert sorted(told(path)[:-1]) == sorted(f"finish trial-{number}" for number in range(20))
     assert said == [
-        "Refusing does not take what it is told (the server is away); the study goes on, and it is"
-        " tried again"
+        "Refusing does not take what it is told (the server is away); the study continues, and"
+        " it is tried again"
     ]
     assert tracker.is_complete
 
@@ -185,12 +185,12 @@ def test_what_a_tracker_never_took_is_told_with_the_command_that_writes_it(
 
 @pytest.mark.parametrize("hurries", [True, False])
 def test_a_tracker_that_hangs_is_left_behind(path: Path, said: list[str], hurries: bool) -> None:
-    tracker = made("HangingTracker", path, said, [make_run()])
+    tracker = made("HangingTracker", path, said, [make_run()], close_seconds=0.2)
     if hurries:
-        tracker.hurry()
+        tracker.close_seconds = 0.2
         tracker.close_if_open(is_interrupt=True)
     else:
-        end(tracker, most_seconds=0.2)
+        end(tracker)
     assert (len(said), tracker.is_complete) == (1, False)
     assert "Hanging lacks 1 runs" in said[0]
 

@@ -1,0 +1,205 @@
+"""The tags, params and metrics that trackers receive about a run, as plain data.
+
+Users' dashboards rely on the names, so they must not change. Values that MLflow would refuse are
+cut or left out here, so that one such value never costs a whole batch.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.measurement import Evaluation, TrialResult
+from autotune.tracking.tracker import StudyInfo, TrackedTrial
+
+MAX_TAG_CHARACTERS = 5000
+_MAX_PARAM_CHARACTERS = 6000
+_MAX_KEY_CHARACTERS = 250
+RUN_TAG, OUTCOME_TAG = "autotune.run", "autotune.outcome"
+"""Tags of a trial's run: its name, as the study knows it, and its outcome."""
+INTERRUPTED = "INTERRUPTED"
+"""The outcome tag of a run whose driver ended before the run did; no member of ``Outcome``."""
+
+EVALUATION_METRICS = (
+    "metric",
+    "loss",
+    "build_seconds",
+    "prepare_seconds",
+    "train_seconds",
+    "evaluate_seconds",
+    "samples",
+    "epoch",
+    "samples_per_second",
+    "peak_memory_bytes",
+    "energy_joules",
+    "build_joules",
+    "num_workers",
+)
+RESULT_METRICS = (
+    "time_to_target_seconds",
+    "score",
+    "test_metric",
+    "warm_seconds",
+    "cold_seconds",
+    "reused_build_seconds",
+)
+
+
+def study_tags(info: StudyInfo) -> dict[str, str]:
+    """Tags of the run of a whole study or comparison."""
+    return plain_tags(
+        {
+            **info.tags,
+            "autotune.study": info.name,
+            "autotune.phase": info.kind,
+            "autotune.experiment": info.experiment,
+            "autotune.workload": info.workload,
+            "autotune.folder": str(Path(info.folder).resolve()),
+        }
+    )
+
+
+def trial_tags(trial: TrackedTrial, study: str) -> dict[str, str]:
+    """Tags that a trial's run has from its start."""
+    retry = {} if trial.retry_of is None else {"autotune.retry_of": str(trial.retry_of)}
+    return plain_tags(
+        {
+            "autotune.study": study,
+            RUN_TAG: trial.name,
+            "autotune.trial": str(trial.trial),
+            "autotune.phase": trial.phase,
+            "autotune.seed": str(trial.seed),
+            **retry,
+        }
+    )
+
+
+def result_tags(trial: TrackedTrial, result: TrialResult) -> dict[str, str]:
+    """Tags that a trial's run gets at its end.
+
+    The fingerprint is equal for runs of the same configuration and seed in the same environment.
+    """
+    parts = [result.fingerprint, trial.config, trial.seed]
+    digest = hashlib.sha256(json.dumps(plain(parts), sort_keys=True).encode()).hexdigest()
+    tags = {
+        OUTCOME_TAG: result.outcome,
+        "autotune.fingerprint": digest[:12],
+        "autotune.cap_seconds": result.cap_seconds,
+        "autotune.contention": result.contention,
+        "autotune.last_evaluation": result.last and result.last.outcome,
+    }
+    return {key: str(value) for key, value in tags.items() if value is not None}
+
+
+def evaluation_metrics(evaluation: Evaluation, trial: TrackedTrial) -> dict[str, float]:
+    """The metrics of one evaluation; the target's metric is in them as ``metric`` and by its name.
+
+    A reported metric with the name of one that autotune has measured itself, such as ``loss`` or
+    ``score``, gets a key with a hash.
+    """
+    measured = _finite((key, getattr(evaluation, key)) for key in EVALUATION_METRICS)
+    reported = dict(evaluation.metrics)
+    if (name := trial.config.get("target", {}).get("metric", "metric")) != "metric":
+        reported[name] = evaluation.metric
+    return measured | _finite(
+        (hashed_key(name) if name in (*measured, *RESULT_METRICS) else plain_key(name), value)
+        for name, value in reported.items()
+    )
+
+
+def evaluated_at(result: TrialResult, evaluation: Evaluation) -> float:
+    """Estimated Unix time of an evaluation that was not received live: the run's start plus the
+    seconds of all phases until then.
+    """
+    spent = evaluation.spent_build_seconds + evaluation.warm_seconds + evaluation.evaluate_seconds
+    return min(result.started_at + spent, result.stopped_at)
+
+
+def result_metrics(result: TrialResult, score: float | None) -> dict[str, float]:
+    """The metrics of a whole run."""
+    values: dict[str, float | None] = {
+        "time_to_target_seconds": result.time_to_target_seconds,
+        "score": score,
+        "test_metric": result.test_metric,
+    }
+    if (last := result.last) is not None:
+        values |= {
+            "warm_seconds": last.warm_seconds,
+            "cold_seconds": last.build_seconds + last.warm_seconds,
+            "reused_build_seconds": last.reused_build_seconds or None,
+        }
+    return _finite(values.items())
+
+
+def _finite(values: Iterable[tuple[str, float | None]]) -> dict[str, float]:
+    """The values without those that are missing or not finite: MLflow stores infinity as 1.8e308,
+    which flattens every chart.
+    """
+    return {
+        key: float(value) for key, value in values if value is not None and math.isfinite(value)
+    }
+
+
+def params(values: Mapping[str, Any]) -> dict[str, str]:
+    """Values as MLflow params: texts as they are, all else as JSON."""
+    return {
+        plain_key(key): _cut(
+            value if isinstance(value, str) else json.dumps(plain(value)), _MAX_PARAM_CHARACTERS
+        )
+        for key, value in values.items()
+    }
+
+
+def plain_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    """Tags with keys that MLflow accepts, and values cut to ``MAX_TAG_CHARACTERS``."""
+    return {plain_key(key): _cut(value, MAX_TAG_CHARACTERS) for key, value in tags.items()}
+
+
+_PLAIN = re.compile(r"(?!\.)[\w.\- ]+(/(?!\.)[\w.\- ]+)*")
+"""Names that every store takes as keys: relative paths of words."""
+_HASHED = re.compile(r"-[0-9a-f]{8}\Z")
+
+
+def plain_key(key: str) -> str:
+    """A key that MLflow accepts, another one for every name: the name itself where that will do,
+    else what can be kept of it and a hash.
+    """
+    is_plain = len(key) <= _MAX_KEY_CHARACTERS and _PLAIN.fullmatch(key) and not _HASHED.search(key)
+    return key if is_plain else hashed_key(key)
+
+
+def hashed_key(key: str) -> str:
+    """What can be kept of a name in a key, and a hash of the whole name."""
+    parts = (part.lstrip(".") for part in re.sub(r"[^/\w.\- ]", "_", key).split("/"))
+    ending = f"-{_hash(key)}"
+    return ("/".join(filter(None, parts)) or "_")[: _MAX_KEY_CHARACTERS - len(ending)] + ending
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:8]
+
+
+def plain(value: Any) -> Any:
+    """A value as mappings, lists, numbers and text, which JSON and YAML can store."""
+    return json.loads(json.dumps(value, default=str))
+
+
+def storable(text: str) -> str:
+    """A text as databases and files take it: escapes stand for characters that UTF-8 does not
+    have, and for NUL.
+    """
+    return text.replace("\0", "\\x00").encode(errors="backslashreplace").decode()
+
+
+def _cut(text: str, max_characters: int) -> str:
+    """A text of at most that many characters; the end of one that is cut tells it from others that
+    begin alike.
+    """
+    text = storable(text)
+    if len(text) <= max_characters:
+        return text
+    mark = f" ... [cut, {_hash(text)}]"
+    return text[: max_characters - len(mark)] + mark
