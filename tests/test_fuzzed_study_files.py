@@ -113,7 +113,7 @@ def read_with(folder: Path, name: str, content: bytes, read: Callable[[], object
 
 
 @pytest.mark.parametrize("name", ["study.yaml", "space.yaml", "trials.parquet", "curves.parquet"])
-@examples(60)
+@examples(20)
 @given(st.data())
 def test_a_recording_with_changed_bytes_is_read_or_refused_in_one_line(
     folder: Path, name: str, data: st.DataObject
@@ -128,7 +128,7 @@ def test_a_recording_with_changed_bytes_is_read_or_refused_in_one_line(
 
 
 @pytest.mark.parametrize("name", ["study.yaml", "space.yaml"])
-@examples(100)
+@examples(30)
 @given(st.data())
 def test_a_recording_with_changed_values_is_read_or_refused_in_one_line(
     folder: Path, name: str, data: st.DataObject
@@ -144,7 +144,7 @@ def test_a_recording_with_changed_values_is_read_or_refused_in_one_line(
 
 
 @pytest.mark.parametrize("name", ["summary.json", "trials.csv", "trace.csv", "machine.yaml"])
-@examples(40)
+@examples(15)
 @given(st.data())
 def test_result_files_with_changed_bytes_are_read_or_refused_in_one_line(
     folder: Path, name: str, data: st.DataObject
@@ -158,7 +158,7 @@ def test_result_files_with_changed_bytes_are_read_or_refused_in_one_line(
     read_with(folder, name, data.draw(changed_bytes((folder / name).read_bytes())), read)
 
 
-@examples(150)
+@examples(40)
 @given(st.data())
 def test_a_summary_with_changed_values_is_read_or_refused_in_one_line(
     folder: Path, data: st.DataObject
@@ -190,7 +190,7 @@ def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@examples(150)
+@examples(40)
 @given(st.data())
 def test_a_state_with_changed_bytes_is_read_or_refused_in_one_line(
     state_folder: Path, data: st.DataObject

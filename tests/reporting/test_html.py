@@ -291,6 +291,7 @@ def test_the_page_needs_nothing_beside_it_and_tells_its_charts_in_words(tmp_path
     assert page.tags.count("h1") == 1
 
 
+@pytest.mark.slow
 def test_a_thousand_trials_stay_small(tmp_path: Path) -> None:
     path = TuneResult("large", large_study(tmp_path / "large", 1000)).report()
     assert path.stat().st_size < 6e6

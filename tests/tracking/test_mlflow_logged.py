@@ -157,7 +157,14 @@ def test_what_a_function_logs_reaches_its_trials_run_beside_autotunes_own(
 
 
 @pytest.mark.parametrize(
-    "target", ["my_code.left_open", "my_code.generated", "my_code.set_by_a_library", "command"]
+    "target",
+    [
+        "my_code.left_open",
+        *(
+            pytest.param(target, marks=pytest.mark.slow)
+            for target in ("my_code.generated", "my_code.set_by_a_library", "command")
+        ),
+    ],
 )
 def test_runs_that_are_left_open_stay_with_their_trial(
     info: StudyInfo, uri: str, tmp_path: Path, target: str

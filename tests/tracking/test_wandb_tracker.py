@@ -90,6 +90,7 @@ def kill_service(info: StudyInfo) -> None:
     wandb.setup().ensure_service()._proc.join()
 
 
+@pytest.mark.slow
 def test_a_study_is_a_group_with_a_run_a_trial_and_one_of_its_own(info: StudyInfo) -> None:
     trial, result, score = make_run(num_evaluations=3)
     tracker = WandbTracker(info)
