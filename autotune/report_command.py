@@ -60,11 +60,10 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
     Raises:
         AutotuneError: the folder has no study that has ended, or one of its files cannot be read.
     """
-    # imports Plotly, after --help
+    # imports Plotly and scikit-learn, after --help
     from autotune.reporting.html import write_study_report  # noqa: PLC0415
-    from autotune.search.importances import time_effects  # noqa: PLC0415  # imports scikit-learn
 
-    return write_study_report(folder, time_effects, output)
+    return write_study_report(folder, output)
 
 
 if __name__ == "__main__":

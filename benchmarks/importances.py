@@ -210,10 +210,12 @@ def main() -> int:
         )
     for search, seed in itertools.product(SEARCHES, range(arguments.studies)):
         recording = study(search, seed, arguments.trials, arguments.noise)
-        _, *parts = time_effects(recording)
+        effects = time_effects(recording)
+        assert effects is not None
+        middles = effects.shares.set_index(["quantity", "parameter"]).middle
         shares = {
-            part: {effect.name: effect.share.middle for effect in found.effects}
-            for part, found in zip(PARTS, parts, strict=True)
+            part: middles[quantity].to_dict()
+            for part, quantity in zip(PARTS, effects.shares.quantity.unique()[1:], strict=True)
         }
         num_reached = sum(trial.index_of_target(TARGET) is not None for trial in recording.trials)
         right = {part: is_right(list(shares[part]), true[part]) for part in PARTS}

@@ -118,7 +118,6 @@ def import_for_conclusion() -> None:
         "training.standalone",
         "training.trained_model",
         "reporting.html",
-        "search.importances",
     ):
         with suppress(Exception):  # raised again where it is needed
             importlib.import_module(f"autotune.{name}")
@@ -187,14 +186,11 @@ def _draw(live: LiveStudy) -> None:
 
     What cannot be drawn is told in a line: it is no result.
     """
-    # imports Plotly, needed only at the end
+    # imports Plotly and scikit-learn, needed only at the end
     from autotune.reporting.html import write_study_report  # noqa: PLC0415
 
-    # imports more of scikit-learn
-    from autotune.search.importances import time_effects  # noqa: PLC0415
-
     try:
-        write_study_report(live.plan.folder, time_effects)
+        write_study_report(live.plan.folder)
     except FileError:
         raise
     except Exception as error:  # whatever it is, hours of training must not end in it

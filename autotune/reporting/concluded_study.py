@@ -18,12 +18,9 @@ from autotune.files import FORMAT_KEY, check_format
 from autotune.outcome import Outcome
 from autotune.recording import Recording, read_recording
 from autotune.reporting.scores import ArmScores, ScoreFormat
-from autotune.reporting.study_files import SUMMARY, read_summary
+from autotune.reporting.study_files import MEASURED, SUMMARY, read_summary
 
 _TEXTS = ("outcome", "score_unit", "device_kind", "seed", "contention", "error")
-_MAX_LOST_RUNS = 1000
-"""Maximum number of an arm's runs without a score, so that a changed file cannot ask for
-billions."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class ConcludedStudy:
             ``bound`` (the score, or a lower bound on it), ``overrides``.
         parameters: text of each parameter, by number of the trial; empty where a trial does not
             have it.
-        trace: ``trace.csv``; empty for a study without it.
+        trace: ``trace.csv``; None for a study without it.
         front: ``pareto_front.csv``; None for a study of one objective.
         machine: content of ``machine.yaml``; empty for a study without it.
     """
@@ -47,7 +44,7 @@ class ConcludedStudy:
     trials: pd.DataFrame
     parameters: pd.DataFrame
     recording: Recording
-    trace: pd.DataFrame
+    trace: pd.DataFrame | None
     front: pd.DataFrame | None
     machine: Mapping[str, Any]
 
@@ -69,41 +66,28 @@ class ConcludedStudy:
         None if none reached the target.
         """
         exported = self.summary.get("trial")
-        return (
-            exported
-            if exported is not None
-            else int(self.reached.index[0])
-            if len(self.reached)
-            else None
-        )
+        if exported is not None or self.reached.empty:
+            return exported
+        return int(self.reached.index[0])
 
     @cached_property
-    def sides(self) -> dict[str, int]:
-        """Numbers of the baseline's trial and of the best one, as far as they were evaluated, by
-        ``baseline`` and ``best``.
+    def sides(self) -> pd.DataFrame:
+        """The trials of the baseline and of the best configuration, as far as they were evaluated,
+        by ``baseline`` and ``best``.
         """
-        numbers = {"baseline": self.recording.baseline}
-        if self.best_trial != self.recording.baseline:
-            numbers["best"] = self.best_trial
-        evaluated = self.trials.index[self.trials.spent > 0]
-        return {
-            label: number
-            for label, number in numbers.items()
-            if number is not None and number in evaluated
-        }
+        names = {self.best_trial: "best", self.recording.baseline: "baseline"}
+        sides = self.trials[(self.trials.spent > 0) & self.trials.index.isin([*names])]
+        return sides.assign(trial=sides.index).rename(index=names).sort_index()
 
     @cached_property
     def arms(self) -> list[tuple[ArmScores, Mapping[str, Any]]]:
         """The configurations of the confirmation, the baseline first: scores, and what the
         summary says of them.
         """
-        if not self.summary.get("baseline"):
+        baseline = self.summary.get("baseline")
+        if not baseline:
             return []
-        baseline = {
-            **self.summary["baseline"],
-            "why": "what all are compared with",
-            "overrides": [],
-        }
+        baseline = {**baseline, "why": "what all are compared with", "overrides": []}
         candidates = [(f"trial {arm['trial']}", arm) for arm in self.summary["candidates"]]
         return [
             (self._scores(label, arm), arm) for label, arm in [("baseline", baseline), *candidates]
@@ -124,24 +108,17 @@ class ConcludedStudy:
         found = self.summary.get("speed_up")
         if not found:
             return None
-        return Ratio(
-            **{
-                **found,
-                "high": math.inf if found["high"] is None else found["high"],
-                "claim": Claim(found["claim"]),
-            }
-        )
+        high = math.inf if found["high"] is None else found["high"]
+        return Ratio(**{**found, "high": high, "claim": Claim(found["claim"])})
 
     def _scores(self, label: str, arm: Mapping[str, Any]) -> ArmScores:
-        runs = [RunScore(score, True) for score in arm.get("times_seconds", arm.get("scores", []))]
-        runs += [
-            RunScore(score, False)
-            for score in arm.get("lower_bounds_seconds", arm.get("lower_bounds", []))
-        ]
-        num_lost = min(_MAX_LOST_RUNS, arm["num_runs"] - len(runs))
-        return ArmScores(
-            label=label, runs=runs + [RunScore(None, False)] * num_lost, scale=self.scale
-        )
+        reached = arm.get("times_seconds", arm.get("scores", []))
+        missed = arm.get("lower_bounds_seconds", arm.get("lower_bounds", []))
+        runs = [RunScore(score, True) for score in reached]
+        runs += [RunScore(score, False) for score in missed]
+        num_lost = min(arm["num_runs"] - len(runs), 1000)  # a changed file may say billions
+        runs += [RunScore(None, False)] * num_lost
+        return ArmScores(label=label, runs=runs, scale=self.scale)
 
 
 @contextmanager
@@ -164,8 +141,8 @@ def readable(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def read_concluded_study(folder: Path, recording: Recording | None = None) -> ConcludedStudy:
-    """Read a study's result files, but for its recording if that is given.
+def read_concluded_study(folder: Path) -> ConcludedStudy:
+    """Read a study's result files.
 
     Raises:
         AutotuneError: the folder has no study that has ended, or one of its files cannot be read.
@@ -178,30 +155,32 @@ def read_concluded_study(folder: Path, recording: Recording | None = None) -> Co
             " ended"
         )
     with readable(folder):
-        summary = read_summary(folder / SUMMARY) or read_summary(folder / "best.json")
-        recording = recording or read_recording(folder / "recording")
-        table = _table(folder / "trials.csv").astype({"trial": int}).set_index("trial").sort_index()
-        first = table.columns.get_loc("error") + 1  # the columns after it are the parameters
-        trials, parameters = _typed(table.iloc[:, :first]), table.iloc[:, first:]
+        table = pd.read_csv(folder / "trials.csv", dtype=str, keep_default_na=False)
+        table = table.astype({"trial": int}).set_index("trial").sort_index()
+        parameters = table.iloc[:, table.columns.get_loc("error") + 1 :]
+        numbers = table[[name for name in MEASURED if name not in _TEXTS]].apply(pd.to_numeric)
+        trials = table[[*_TEXTS]].join(numbers.replace([np.inf, -np.inf], np.nan))
+        trials["outcome"] = pd.Series(
+            [Outcome[name] for name in table.outcome], table.index, dtype=object
+        )
+        trials["spent"] = trials.prepare_seconds.fillna(0.0) + trials.train_seconds
+        trials["bound"] = trials.score
         trials["overrides"] = [
             " ".join(f"{key}={value}" for key, value in row.items() if value) or "(no overrides)"
-            for _, row in parameters.iterrows()
+            for row in parameters.to_dict("records")
         ]
-        path = folder / "machine.yaml"
-        machine = (
-            yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
-        ) or {}
-        check_format("machine", machine.get(FORMAT_KEY), path)
-        front = folder / "pareto_front.csv"
+        machine = folder / "machine.yaml"
+        content = yaml.safe_load(machine.read_text(encoding="utf-8")) if machine.is_file() else {}
+        check_format("machine", content.get(FORMAT_KEY), machine)
         study = ConcludedStudy(
             folder=folder,
-            summary=summary,
+            summary=read_summary(folder / SUMMARY) or read_summary(folder / "best.json"),
             trials=trials,
             parameters=parameters,
-            recording=recording,
-            trace=_typed(_table(folder / "trace.csv")),
-            front=_table(front) if front.is_file() else None,
-            machine=machine,
+            recording=read_recording(folder / "recording"),
+            trace=_table(folder / "trace.csv"),
+            front=_table(folder / "pareto_front.csv"),
+            machine=content,
         )
         if study.scale.is_time:
             is_censored = [outcome.is_censored for outcome in trials.outcome]
@@ -210,33 +189,5 @@ def read_concluded_study(folder: Path, recording: Recording | None = None) -> Co
     return study
 
 
-def _table(path: Path) -> pd.DataFrame:
-    """A CSV file's cells as text; empty if there is no file."""
-    return (
-        pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8")
-        if path.is_file()
-        else pd.DataFrame()
-    )
-
-
-def _typed(table: pd.DataFrame) -> pd.DataFrame:
-    """A table with outcomes as ``Outcome`` and numbers as numbers, NaN for those that are
-    missing or not finite.
-    """
-    numbers = {
-        name: (
-            column.map(lambda text: float(text or "nan"))
-            .astype(float)
-            .replace([np.inf, -np.inf], np.nan)
-        )
-        for name, column in table.items()
-        if name not in _TEXTS
-    }
-    typed = table.assign(**numbers)
-    if "score" in typed:
-        typed = typed.assign(
-            outcome=pd.Series([Outcome[name] for name in typed.outcome], typed.index, dtype=object),
-            spent=typed.prepare_seconds.fillna(0.0) + typed.train_seconds,
-            bound=typed.score,
-        )
-    return typed
+def _table(path: Path) -> pd.DataFrame | None:
+    return pd.read_csv(path, keep_default_na=False) if path.is_file() else None

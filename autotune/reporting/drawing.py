@@ -1,30 +1,25 @@
-"""What all charts share: Plotly's figures and the files they are written to, colours, scales of
-axes, and names in few characters.
+"""What all charts share: the record of a chart, the files it is written to, and labels.
 
 Plotly reads texts as HTML, so texts of others are escaped where a chart is made.
 """
 
 import math
-import statistics
-import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import plotly.express as px
 import plotly.graph_objects as go
 
 from autotune.files import make_folder, replace_file
 from autotune.measurement import Target
 from autotune.reporting.scores import ArmScores
+from autotune.space import override_text
 
-LOG_SPAN = 30
-MAX_LABEL = 56
 BASELINE_COLOUR = "#666666"
-PART_COLOURS = ("#009E73", "#0072B2", "#E69F00")
-"""Colours of the time to target, the steps to target and the seconds a step."""
-_TITLE_CHARACTERS, _TITLE_LINES = 120, 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +31,6 @@ class Chart:
     figure: go.Figure
     height: int = 400
     """Height in CSS pixels."""
-    min_width: int = 0
-    """Width in CSS pixels below which the chart scrolls instead."""
 
 
 def write_charts(folder: Path, charts: Iterable[Chart]) -> list[Path]:
@@ -48,29 +41,20 @@ def write_charts(folder: Path, charts: Iterable[Chart]) -> list[Path]:
     make_folder(folder)
     paths = []
     for chart in charts:
-        lines = textwrap.wrap(
-            chart.description, _TITLE_CHARACTERS, max_lines=_TITLE_LINES, placeholder=" …"
-        )
-        place = {
-            "x": 0.02,
-            "xanchor": "left",
-            "y": 1,
-            "yanchor": "top",
-            "pad": {"t": 12 + 12 * len(lines)},
-        }
-        title = {"text": "<br>".join(map(escape, lines)), "font": {"size": 14}, **place}
-        margin, height = {"t": 48 + 24 * len(lines)}, chart.height + 48 + 24 * len(lines)
         figure = go.Figure(chart.figure).update_layout(
-            template="plotly_white", colorway=["#333333"], title=title, margin=margin, height=height
+            template="plotly_white", colorway=["#333333"], height=chart.height
         )
-        path = folder / f"{chart.name}.html"
-        replace_file(
-            path,
-            figure.to_html(include_plotlyjs="cdn", config={"displayModeBar": False}).encode(
-                errors="replace"
-            ),
+        drawn = figure.to_html(
+            include_plotlyjs="cdn", full_html=False, config={"displayModeBar": False}
         )
-        paths.append(path)
+        words = escape(chart.description)
+        page = (
+            '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>'
+            f'{escape(chart.name)}</title><p style="font:14px sans-serif;margin:8px">{words}</p>'
+            f"{drawn}</html>\n"
+        )
+        paths.append(folder / f"{chart.name}.html")
+        replace_file(paths[-1], page.encode(errors="replace"))
     return paths
 
 
@@ -78,127 +62,57 @@ def runs_chart(
     name: str, arms: Sequence[ArmScores], colours: Sequence[str], description: str
 ) -> Chart:
     """A row for each configuration: its runs, and a bar up to what a success costs."""
-    figure, rows, scale = go.Figure(), range(len(arms), 0, -1), arms[0].scale
-    spent = [arm.mean_spent or 0.0 for arm in arms]
-    costs = [
-        finite(arm.expected_score or 0.0) or mean for arm, mean in zip(arms, spent, strict=True)
-    ]
+    scale, labels = arms[0].scale, [escape(shorten(arm.label, 24)) for arm in arms]
+    runs = pd.DataFrame(
+        [
+            (label, score, "a run that reached the target" if reached else "a run that fell short")
+            for label, arm in zip(labels, arms, strict=True)
+            for score, reached in arm.scored_runs
+        ],
+        columns=["arm", "score", "run"],
+    )
+    figure = px.strip(
+        runs,
+        x="score",
+        y="arm",
+        color="run",
+        orientation="h",
+        stripmode="overlay",
+        color_discrete_sequence=["#777777", "#D55E00"],
+        template="none",
+    )
+    figure.update_traces(jitter=1, marker={"size": 8}, hovertemplate="%{y}: %{x:.4g}")
     figure.add_bar(
-        x=costs,
-        y=[*rows],
+        x=[arm.expected_score if arm.num_reached else arm.mean_spent for arm in arms],
+        y=labels,
         orientation="h",
         marker={"color": [*colours], "opacity": 0.55},
         name="what one success costs",
         hoverinfo="skip",
     )
-    names = {"circle": "a run that reached the target", "arrow-right-open": "a run that fell short"}
-    for symbol, meaning in names.items():
-        runs = [
-            (
-                finite(score),
-                row + (index % 5 - 2) * 0.11,
-                escape(f"{arm.label}: {scale.format(score)}"),
-            )
-            for row, arm in zip(rows, arms, strict=True)
-            for index, (score, reached) in enumerate(arm.scored_runs)
-            if reached is (symbol == "circle")
-        ]
-        if runs:
-            add_points(
-                figure,
-                runs,
-                name=meaning,
-                marker={"symbol": symbol, "size": 9, "line": {"width": 1}},
-            )
     figure.update_xaxes(title=escape(scale.axis_label), rangemode="tozero")
-    labels = [escape(shorten(arm.label, 24)) for arm in arms]
-    figure.update_yaxes(tickvals=[*rows], ticktext=labels, showgrid=False)
+    figure.update_yaxes(
+        title="", categoryarray=labels, categoryorder="array", autorange="reversed", showgrid=False
+    )
     return Chart(name=name, description=description, figure=figure, height=150 + 56 * len(arms))
 
 
-def metric_range(
-    metrics: Sequence[float], target: Target, best: Sequence[tuple[float, float]]
-) -> tuple[float, float]:
-    """The range of the metric to show: all values, unless a few diverging trials would flatten
-    the curves of all others.
-    """
-    always_shown = [target.value, *(metric for _, metric in best)]
-    low, high = min(*always_shown, *metrics), max(*always_shown, *metrics)
-    if len(metrics) > 1:
-        cuts = statistics.quantiles(metrics, n=20, method="inclusive")
-        core_low, core_high = min(*always_shown, cuts[0]), max(*always_shown, cuts[-1])
-        if not high - low < 5 * (core_high - core_low):  # also where the difference overflows
-            low, high = core_low, core_high
-    if high - low > 1e-9 * max(abs(low), abs(high)):
-        return low, high
-    return low - max(abs(low) * 0.1, 1e-3), high + max(abs(high) * 0.1, 1e-3)
-
-
-def add_points(
-    figure: go.Figure,
-    points: Sequence[tuple[float | None, float | None, str]],
-    *,
-    name: str,
-    trials: Sequence[int] = (),
-    **style: Any,
-) -> None:
-    """Marks at points of x, y and the text that they show when pointed at."""
-    figure.add_scatter(
-        x=[x for x, _, _ in points],
-        y=[y for _, y, _ in points],
-        hovertext=[text for _, _, text in points],
-        hoverinfo="text",
-        customdata=[*trials] or None,
-        mode="markers",
-        name=name,
-        **style,
-    )
-
-
-def add_line(figure: go.Figure, x: Sequence[float], y: Sequence[float], **style: Any) -> None:
-    """A line through points, without a word for whoever points at it."""
-    figure.add_scatter(
-        x=list(map(finite, x)), y=list(map(finite, y)), mode="lines", hoverinfo="skip", **style
-    )
-
-
-def is_log(values: Iterable[float]) -> bool:
-    """Whether values are shown on a logarithmic axis: all are positive, and the largest is over
-    ``LOG_SPAN`` times the smallest.
+def axis_scale(values: Sequence[float]) -> dict[str, Any]:
+    """The properties of an axis for values: logarithmic if all are positive and the largest is over
+    30 times the smallest.
     """
     finite = [value for value in values if math.isfinite(value)]
-    return bool(finite) and min(finite) > 0 and max(finite) / min(finite) > LOG_SPAN
+    if not finite or min(finite) <= 0 or max(finite) <= 30 * min(finite):
+        return {"type": "linear"}
+    return log_axis(min(finite), max(finite))
 
 
-def axis_scale(values: Sequence[float]) -> dict[str, Any]:
-    """The properties of an axis for values, logarithmic or not."""
-    return log_axis(values) if is_log(values) else {"type": "linear"}
-
-
-def log_axis(values: Sequence[float]) -> dict[str, Any]:
-    """A logarithmic axis with plain numbers: the values themselves if these are a few whole
-    ones, else round numbers between their ends.
-    """
-    low, high = min(values), max(values)
-    subs = (1, 2, 5) if high / low < 300 else (1,)
-    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
-    rounded = [
-        tick
-        for power in powers
-        for sub in subs
-        if 0.7 * low <= (tick := sub * 10.0**power) <= 1.4 * high
-    ]
-    ticks = (
-        list(values)
-        if len(values) > 2 and all(isinstance(value, int) for value in values)
-        else rounded
-    )
+def log_axis(low: float, high: float) -> dict[str, Any]:
+    """A logarithmic axis with plain round numbers at its ticks."""
+    factors = (1, 2, 5) if high < 30 * low else (1, 3) if high < 1000 * low else (1,)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [factor * 10.0**power for power in powers for factor in factors]
     return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:.4g}" for tick in ticks]}
-
-
-def finite(value: float) -> float | None:
-    """A number with five digits, which keeps the page small; None for one that is not finite."""
-    return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
 def target_label(target: Target) -> str:
@@ -206,12 +120,19 @@ def target_label(target: Target) -> str:
     return f"{shorten(target.metric)} {'≥' if target.mode == 'max' else '≤'} {target.value:g}"
 
 
+def value_text(value: Any) -> str:
+    """A parameter's value as a page shows it."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else override_text(value)
+
+
 def counted(number: int, noun: str) -> str:
     """A count with its noun in singular or plural, such as ``1 trial`` or ``2 trials``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def shorten(name: str, max_characters: int = MAX_LABEL) -> str:
+def shorten(name: str, max_characters: int = 56) -> str:
     """A name on one line, with an ellipsis for the middle if it is longer than
     ``max_characters``.
     """

@@ -7,84 +7,119 @@ follow from how far it came: curves of a space look much alike but for a factor 
 what is left from a metric to the target is learnt from the trials that went that way.
 """
 
+import itertools
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import minimize
+import pandas as pd
 from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.isotonic import IsotonicRegression
+from sklearn.kernel_approximation import RBFSampler
+from sklearn.linear_model import BayesianRidge
 from threadpoolctl import threadpool_limits
 
-from autotune.effects import MIN_TRIALS, Effect, Effects, Interval
 from autotune.measurement import Target
 from autotune.recording import RecordedTrial, Recording
-from autotune.search.encoding import Array, Indices, UnitCube, is_ranked
+from autotune.search.encoding import Array, UnitCube
 from autotune.search.randomness import RandomTrial, num_points, points
 from autotune.space import Choice, Parameter, SearchSpace, Suggestion
 
-_MAX_TRIALS = 150
+MIN_TRIALS = 8
+"""Minimum number of evaluated trials; with fewer, effects are noise."""
+_MAX_TRIALS = 100
 """Maximum number of trials that the models are learnt from."""
 _MIN_REACHED = 4
 """Minimum number of trials that reached the target; with fewer, the best metric that as many
 trials reached takes its place."""
-_NUM_POINTS, _NUM_PAIRS, _NUM_DRAWS = 1000, 128, 200
-_MAX_OPTIONS, _NUM_VALUES = 48, 7
-"""Maximum number of a choice's options, and number of values of a number, whose effect is
-computed."""
-_NUM_ROWS = 448
-"""Number of points at which the effect of one parameter is computed, over all of its values."""
+_NUM_DRAWS = 100
+_MAX_OPTIONS, _MAX_VALUES = 48, 7
+"""Maximum number of a choice's options, and of values of a number, whose effect is computed."""
 
 
-def time_effects(recording: Recording) -> list[Effects]:
-    """Effects on the time to target, the steps to target and the seconds a step.
+@dataclass(frozen=True)
+class Effects:
+    """What parameters do to the time to target, to the steps to target and to the seconds a step.
 
-    Empty if fewer than MIN_TRIALS trials were evaluated.
+    Estimates are columns ``low``, ``middle`` and ``high``: a 90% interval.
+
+    Attributes:
+        num_trials: number of trials that the estimates are made from, stopped ones among them.
+        shares: part of the variance of ``quantity``, in logarithms and over the whole search space,
+            that goes with ``parameter``, a qualified name such as ``optimizer=sgd/optimizer.lr``;
+            the most important parameter of each quantity first. Shares sum to 1.
+        factors: ``quantity`` at each ``value`` of ``parameter``, over its geometric mean over the
+            values, averaged over all other parameters. Values are a choice's options, or a few
+            numbers over the range.
+    """
+
+    num_trials: int
+    shares: pd.DataFrame
+    factors: pd.DataFrame
+
+
+def time_effects(recording: Recording) -> Effects | None:
+    """What each varied parameter does; None if fewer than MIN_TRIALS trials were evaluated, or
+    if all were at one point.
 
     If fewer than four trials reached the target, the best metric that four trials reached takes its
     place, and is named.
 
-    Source: shares are Sobol's total indices by Jansen's estimator, in Saltelli et al., "Variance
-    based sensitivity analysis of model output" (2010), of functions drawn from Gaussian processes:
-    Oakley and O'Hagan, "Probabilistic sensitivity analysis of complex models" (2004).
+    Source: shares are Sobol's total indices (Saltelli et al., "Variance based sensitivity analysis
+    of model output", 2010) of functions drawn from Gaussian processes: Oakley and O'Hagan,
+    "Probabilistic sensitivity analysis of complex models" (2004).
     """
     trials = [trial for trial in recording.trials if trial.suggestion.values and _is_usable(trial)]
-    trials = [
-        trials[int(index)]
-        for index in np.linspace(0, len(trials) - 1, min(len(trials), _MAX_TRIALS))
-    ]
     if len(trials) < MIN_TRIALS:
-        return []
-    target, rng, cube = (
-        _reachable(trials, recording.target),
-        np.random.default_rng(0),
-        UnitCube(recording.space),
-    )
+        return None
+    chosen = np.linspace(0, len(trials) - 1, min(len(trials), _MAX_TRIALS)).astype(int)
+    trials = [trials[index] for index in chosen]
+    target, rng = _reachable(trials, recording.target), np.random.default_rng(0)
     goal = "target" if target is recording.target else f"{target.metric} {target.value:.4g}"
+    cube = UnitCube(recording.space)
     encoded = cube.encode([trial.suggestion for trial in trials])
-    drawn = cube.encode([recording.space.suggest(RandomTrial(rng)) for _ in range(_NUM_POINTS)])
-    log_rates = np.array([math.log(_train_seconds(trial) / trial.steps[-1]) for trial in trials])
-    with threadpool_limits(1), warnings.catch_warnings():
-        # A parameter that does nothing has the longest length scale; functions are drawn at points
-        # that are all but the same.
-        warnings.simplefilter("ignore")
+    log_rates = np.log([_train_seconds(trial) / trial.steps[-1] for trial in trials])
+    quantities = [f"time to {goal}", f"steps to {goal}", "seconds a step"]
+    names, variances, factors = [], [], []
+    with threadpool_limits(1):
         models = [
-            _fitted(cube.features(encoded), values)
-            for values in (log_steps_to_target(trials, target), log_rates)
+            _drawn_functions(cube.features(encoded), logs, rng)
+            for logs in (log_steps_to_target(trials, target), log_rates)
         ]
-        estimates = [
-            _Estimates(models, column, cube, drawn, rng)
-            for column in _varied(recording.space, encoded)
+        for name, values, grid, open_fraction in _grids(recording.space, cube, encoded, rng):
+            features = cube.features(grid.reshape(-1, grid.shape[-1]))
+            steps, rate = (model(features).reshape(*grid.shape[:-1], -1) for model in models)
+            logs = np.stack([steps + rate, steps, rate])
+            # The product of two copies' changes holds nothing of what the parameter opens.
+            changes = logs - logs.mean(axis=2, keepdims=True)
+            variance = (changes[:, 0] * changes[:, -1]).mean(axis=(1, 2))
+            variances.append(open_fraction * np.maximum(variance, 0.0)[:, np.newaxis])
+            names.append(name)
+            for quantity, means in zip(quantities, changes.mean(axis=(1, 3)), strict=True):
+                for value, mean in zip(values, means, strict=True):
+                    row = {"quantity": quantity, "parameter": name, "value": value}
+                    factors.append(row | _estimates(np.exp(mean)))
+    if not names:
+        return None
+    shares = []
+    for quantity, of_names in zip(quantities, np.concatenate(variances, axis=1), strict=True):
+        medians = np.median(of_names, axis=1, keepdims=True)
+        totals = np.maximum(medians.sum() - medians + of_names, 1e-300)  # the others at medians
+        rows = [
+            {"quantity": quantity, "parameter": name} | _estimates(share)
+            for name, share in zip(names, of_names / totals, strict=True)
         ]
-    quantities = {f"time to {goal}": [0, 1], f"steps to {goal}": [0], "seconds a step": [1]}
-    return [
-        Effects(quantity=quantity, num_trials=len(trials), effects=_effects(estimates, parts))
-        for quantity, parts in quantities.items()
-    ]
+        shares += sorted(rows, key=lambda row: -row["middle"])
+    return Effects(len(trials), pd.DataFrame(shares), pd.DataFrame(factors))
+
+
+def _estimates(draws: Array) -> dict[str, Any]:
+    low, middle, high = np.quantile(draws, (0.05, 0.5, 0.95))
+    return {"low": low, "middle": middle, "high": high}
 
 
 def log_steps_to_target(trials: Sequence[RecordedTrial], target: Target) -> Array:
@@ -95,46 +130,32 @@ def log_steps_to_target(trials: Sequence[RecordedTrial], target: Target) -> Arra
     metric, common to all trials, plus the trial's own offset. An estimate is never below the
     trial's last step.
     """
-    shortfalls = [
-        np.array([target.shortfall(metric) for metric in trial.metrics]) for trial in trials
-    ]
     ends = [trial.index_of_target(target) for trial in trials]
-    rows = [
-        (index, at) for index, curve in enumerate(shortfalls) for at in _records(curve, ends[index])
+    lengths = [
+        len(trial.steps) if end is None else end + 1
+        for trial, end in zip(trials, ends, strict=True)
     ]
-    owners, log_steps = (
-        np.array([index for index, _ in rows]),
-        np.log([trials[index].steps[at] for index, at in rows]),
+    rows = pd.DataFrame(
+        [
+            (index, math.log(step), min(-target.shortfall(metric), 0.0))
+            for index, (trial, length) in enumerate(zip(trials, lengths, strict=True))
+            for step, metric in zip(trial.steps[:length], trial.metrics, strict=False)
+        ],
+        columns=["trial", "log_step", "goodness"],
     )
-    goodness = np.minimum([-shortfalls[index][at] for index, at in rows], 0.0)
-    counts, offsets, common = (
-        np.bincount(owners),
-        np.zeros(len(trials)),
-        IsotonicRegression(out_of_bounds="clip"),
-    )
+    rows["goodness"] = rows.groupby("trial").goodness.cummax()
+    rows = rows.drop_duplicates(["trial", "goodness"])
+    counts, offsets = np.bincount(rows.trial), np.zeros(len(trials))
+    common = IsotonicRegression(out_of_bounds="clip")
     for _ in range(30):
-        residuals = log_steps - common.fit(goodness, log_steps - offsets[owners]).predict(goodness)
+        common.fit(rows.goodness, rows.log_step - offsets[rows.trial])
+        residuals = rows.log_step - common.predict(rows.goodness)
         # shrunk as if the common curve had a third of an evaluation
-        offsets = np.bincount(owners, residuals) / (counts + 0.3)
-    farthest = np.full(len(trials), -np.inf)
-    np.maximum.at(farthest, owners, goodness)
-    left = common.predict([0.0])[0] - common.predict(farthest)
-    last = np.log(
-        [trial.steps[-1 if end is None else end] for trial, end in zip(trials, ends, strict=True)]
-    )
-    return np.where([end is None for end in ends], last + left, last)
-
-
-def _records(shortfalls: Array, end: int | None) -> list[int]:
-    """Indices of the evaluations that came closer to the target than all before, up to the one
-    that reached it.
-    """
-    best, found = math.inf, []
-    for index, shortfall in enumerate(shortfalls[: None if end is None else end + 1]):
-        if shortfall < best:
-            best = float(shortfall)
-            found.append(index)
-    return found
+        offsets = np.bincount(rows.trial, residuals) / (counts + 0.3)
+    left = common.predict([0.0]) - common.predict(rows.groupby("trial").goodness.max())
+    last = [trial.steps[length - 1] for trial, length in zip(trials, lengths, strict=True)]
+    is_estimated = [end is None for end in ends]
+    return np.log(last) + np.where(is_estimated, left, 0.0)
 
 
 def _is_usable(trial: RecordedTrial) -> bool:
@@ -164,184 +185,67 @@ def _reachable(trials: Sequence[RecordedTrial], target: Target) -> Target:
     )
 
 
-@dataclass(frozen=True)
-class _Column:
-    """A parameter of an encoded search space: its coordinate, and those of all that it opens,
-    itself among them.
+def _drawn_functions(
+    features: Array, values: Array, rng: np.random.Generator
+) -> Callable[[Array], Array]:
+    """Functions drawn from a Gaussian process of values: at features ``[rows, features]`` they are
+    ``[rows, draws]``, without the noise of single trials.
+
+    Source: Rahimi and Recht, "Random features for large-scale kernel machines" (2007): the process
+    as a linear model of random cosines, whose weights are drawn once.
     """
-
-    name: str
-    parameter: Parameter
-    index: int
-    opened: Indices
-
-
-def _varied(space: SearchSpace, encoded: Array) -> list[_Column]:
-    """The parameters that have several values among encoded points."""
-    items = list(space.items())
-    return [
-        _Column(
-            name,
-            parameter,
-            index,
-            np.array(
-                [
-                    i
-                    for i, (other, _, _) in enumerate(items)
-                    if i == index or other.startswith(f"{name}=")
-                ]
-            ),
-        )
-        for index, (name, _, parameter) in enumerate(items)
-        if len(set(encoded[~np.isnan(encoded[:, index]), index])) > 1
-    ]
+    kernel = ConstantKernel(1.0, (0.01, 100)) * RBF(np.ones(features.shape[1]), (0.1, 100))
+    process = GaussianProcessRegressor(kernel + WhiteKernel(0.1, (1e-4, 1)), normalize_y=True)
+    with warnings.catch_warnings():  # a parameter that does nothing has the longest length scale
+        warnings.simplefilter("ignore")
+        scales = process.fit(features, values).kernel_.k1.k2.length_scale
+    cosines = RBFSampler(gamma=0.5, n_components=400, random_state=0).fit(features)
+    model = BayesianRidge().fit(cosines.transform(features / scales), values)
+    weights = rng.multivariate_normal(model.coef_, model.sigma_, _NUM_DRAWS, method="cholesky").T
+    return lambda rows: cosines.transform(rows / scales) @ weights
 
 
-def _fitted(features: Array, values: Array) -> GaussianProcessRegressor:
-    """A Gaussian process of the values without the noise of single trials."""
-    kernel = ConstantKernel(1.0, (0.01, 100)) * Matern(
-        np.ones(features.shape[1]), (0.1, 100), nu=2.5
-    ) + WhiteKernel(0.1, (1e-4, 1))
-    learnt = (
-        GaussianProcessRegressor(kernel, optimizer=_minimized, normalize_y=True)
-        .fit(features, values)
-        .kernel_
-    )
-    return GaussianProcessRegressor(
-        learnt.k1, alpha=learnt.k2.noise_level, optimizer=None, normalize_y=True
-    ).fit(features, values)
+def _grids(
+    space: SearchSpace, cube: UnitCube, encoded: Array, rng: np.random.Generator
+) -> Iterator[tuple[str, list[Any], Array, float]]:
+    """For each parameter that has several values among the encoded trials: its name, some values,
+    encoded points ``[copies, values, points, coordinates]`` that are the same but for this
+    parameter, and the fraction of the space that has it.
 
-
-def _minimized(
-    loss: Callable[[Array], tuple[float, Array]], theta: Array, bounds: Array
-) -> tuple[Array, float]:
-    """Where the lowest loss is that a few iterations find, and what it is: as many as curves
-    that are not mere noise take.
+    What an option opens is drawn anew, in each of two copies.
     """
-    solution = minimize(
-        loss, theta, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 30}
-    )
-    return solution.x, solution.fun
-
-
-class _Estimates:
-    """What one parameter does, by functions drawn from each of several models.
-
-    Attributes:
-        changes: change of the function with the parameter's value alone ``[models, copies, pairs,
-            draws]``. What an option opens is drawn anew in each of two copies of a pair, so that
-            the product of both changes holds the option's own effect.
-        open_fraction: fraction of the search space that has the parameter.
-        logs: mean of the function at each value, less the mean over values ``[models, values,
-            draws]``.
-    """
-
-    def __init__(
-        self,
-        models: Sequence[GaussianProcessRegressor],
-        column: _Column,
-        cube: UnitCube,
-        drawn: Array,
-        rng: np.random.Generator,
-    ) -> None:
-        def draws(rows: Sequence[Array]) -> Array:
-            features = cube.features(np.concatenate(rows))
-            return np.array(
-                [model.sample_y(features, _NUM_DRAWS, random_state=0) for model in models]
-            )
-
-        is_open = ~np.isnan(drawn[:, column.index])
-        self.name, self.open_fraction, self.values = (
-            column.name,
-            is_open.mean(),
-            _values(column.parameter),
-        )
-        base, others = drawn[rng.choice(np.flatnonzero(is_open), (2, _NUM_PAIRS))]
-        rows = [
-            _with_values(base, side[:, column.index], column, drawn, rng)
-            for side in (base, others)
-            for _ in range(2)
-        ]
-        before, after = np.moveaxis(
-            draws(rows).reshape(len(models), 2, 2, _NUM_PAIRS, _NUM_DRAWS), 1, 0
-        )
-        self.changes = after - before
-        coordinates = UnitCube(SearchSpace({"it": column.parameter})).encode(
-            [Suggestion({"it": value}) for value in self.values]
-        )[:, 0]
-        base = drawn[rng.choice(np.flatnonzero(is_open), max(4, _NUM_ROWS // len(self.values)))]
-        rows = [
-            _with_values(base, np.full(len(base), coordinate), column, drawn, rng)
-            for coordinate in coordinates
-        ]
-        means = (
-            draws(rows).reshape(len(models), len(self.values), len(base), _NUM_DRAWS).mean(axis=2)
-        )
-        self.logs = means - means.mean(axis=1, keepdims=True)
-
-
-def _effects(estimates: Sequence[_Estimates], parts: Sequence[int]) -> list[Effect]:
-    """Effects on the sum of some models, the most important parameter first."""
-    changes = [estimate.changes[parts].sum(axis=0) for estimate in estimates]
-    variances = [
-        estimate.open_fraction * np.maximum((first * second).mean(axis=0), 0.0)
-        for estimate, (first, second) in zip(estimates, changes, strict=True)
-    ]
-    total = sum(float(np.median(variance)) for variance in variances)
-    effects = []
-    for estimate, variance in zip(estimates, variances, strict=True):
-        quantiles = np.quantile(variance, (0.05, 0.5, 0.95))
-        # beside the others' medians: at most 1
-        low, middle, high = quantiles / np.maximum(total - quantiles[1] + quantiles, 1e-300)
-        factors = np.exp(np.quantile(estimate.logs[parts].sum(axis=0), (0.05, 0.5, 0.95), axis=1)).T
-        effects.append(
-            Effect(
-                name=estimate.name,
-                share=Interval(low=float(low), middle=float(middle), high=float(high)),
-                values=estimate.values,
-                factors=[
-                    Interval(low=float(low), middle=float(middle), high=float(high))
-                    for low, middle, high in factors
-                ],
-            )
-        )
-    return sorted(effects, key=lambda effect: -effect.share.middle)
-
-
-def _with_values(
-    rows: Array, coordinates: Array, column: _Column, drawn: Array, rng: np.random.Generator
-) -> Array:
-    """Copy of points with other values of a parameter, ``[rows]``.
-
-    What an option opens is drawn at random.
-    """
-    changed = rows.copy()
-    if isinstance(column.parameter, Choice):
-        for option in np.unique(coordinates):
-            has_option = np.flatnonzero(coordinates == option)
-            drawn_with_it = np.flatnonzero(drawn[:, column.index] == option)
-            if len(drawn_with_it):  # else it is one of so many that what it opens stays as it is
-                sources = rng.choice(drawn_with_it, len(has_option))
-                changed[np.ix_(has_option, column.opened)] = drawn[np.ix_(sources, column.opened)]
-    changed[:, column.index] = coordinates
-    return changed
+    random, names = RandomTrial(rng), [name for name, _, _ in space.items()]
+    drawn = cube.encode([space.suggest(random) for _ in range(500)])
+    for index, (name, _, parameter) in enumerate(space.items()):
+        is_open = ~np.isnan(drawn[:, index])
+        if len(set(encoded[~np.isnan(encoded[:, index]), index])) < 2 or not is_open.any():
+            continue
+        values, alone = _values(parameter), UnitCube(SearchSpace({"it": parameter}))
+        coordinates = alone.encode([Suggestion({"it": value}) for value in values])[:, 0]
+        opened = np.flatnonzero([other.startswith(f"{name}=") for other in names])
+        points = drawn[rng.choice(np.flatnonzero(is_open), max(4, 448 // len(values)))]
+        grid = np.tile(points, (2 if len(opened) else 1, len(values), 1, 1))
+        grid[..., index] = coordinates[:, np.newaxis]
+        for copy, (at, coordinate) in itertools.product(grid, enumerate(coordinates)):
+            having = np.flatnonzero(drawn[:, index] == coordinate)
+            if len(opened) and len(having):  # an option of very many may be in no point
+                sources = rng.choice(having, len(points))
+                copy[at][:, opened] = drawn[np.ix_(sources, opened)]
+        yield name, values, grid, float(is_open.mean())
 
 
 def _values(parameter: Parameter) -> list[Any]:
-    """All numbers of a short range, else a few from the lowest to the highest.
-
-    All options of a choice, or some evenly among very many.
+    """All options of a choice, some of very many, and all numbers of a short range, else the
+    middles of equal parts of it.
     """
     if isinstance(parameter, Choice):
-        options = [value for value, _ in parameter.options]
-        options = sorted(options) if is_ranked(parameter) else options
-        return [
-            options[int(index)]
-            for index in np.linspace(0, len(options) - 1, min(len(options), _MAX_OPTIONS))
+        return [value for value, _ in parameter.options][
+            :: math.ceil(len(parameter.options) / _MAX_OPTIONS)
         ]
-    if num_points(SearchSpace({"it": parameter})) <= _NUM_VALUES:
-        return [point.values["it"] for point in points(SearchSpace({"it": parameter}))]
+    alone = SearchSpace({"it": parameter})
+    if num_points(alone) <= _MAX_VALUES:
+        return [point.values["it"] for point in points(alone)]
     low, high = parameter.ends()
-    spaced = np.geomspace if getattr(parameter, "log", True) else np.linspace
-    numbers = spaced(low, high, _NUM_VALUES).tolist()
+    spaced = np.geomspace if parameter.log else np.linspace
+    numbers = spaced(low, high, 2 * _MAX_VALUES + 1)[1::2].tolist()
     return numbers if isinstance(low, float) else [round(number) for number in numbers]

@@ -8,7 +8,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from autotune.reporting.drawing import Chart, add_line, axis_scale, counted, shorten, write_charts
+from autotune.reporting.drawing import Chart, axis_scale, counted, shorten, write_charts
 from benchmarks.search_peers.scores import BUDGETS, PolicySummary
 
 _OWN = "freeze_thaw"
@@ -101,7 +101,7 @@ def regret_chart(summaries: Sequence[PolicySummary], name: str) -> Chart:
     figure = go.Figure()
     for each in summaries:
         regrets = [max(regret, _MIN_REGRET) for regret in each.regrets]
-        add_line(figure, BUDGETS, regrets, name=each.policy)
+        figure.add_scatter(x=BUDGETS, y=regrets, name=each.policy, mode="lines")
     figure.update_xaxes(
         title="Device seconds spent, in best recorded times to target", **axis_scale(list(BUDGETS))
     )

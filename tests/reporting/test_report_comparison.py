@@ -154,7 +154,7 @@ def test_every_comparison_has_its_chart_and_table(name: str, tmp_path: Path) -> 
 
 def test_the_chart_shows_every_run_and_what_a_success_costs() -> None:
     figure = chart(PLAIN).figure
-    marks = [trace for trace in figure.data if trace.type == "scatter"]
+    marks = [trace for trace in figure.data if trace.type == "box"]
     assert sorted(x for trace in marks for x in trace.x) == [2.0, 2.5, 3.0, 4.0, 5.0, 6.0]
     assert [list(trace.x) for trace in figure.data if trace.type == "bar"] == [[5.0, 2.5]]
 

@@ -13,7 +13,7 @@ import pytest
 
 from autotune.measurement import Target
 from autotune.recording import RecordedTrial, Recording
-from autotune.search.importances import log_steps_to_target, time_effects
+from autotune.search.importances import Effects, log_steps_to_target, time_effects
 from autotune.space import SearchSpace, Suggestion
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=1e6)
@@ -80,42 +80,45 @@ def recording(
     return Recording(target=TARGET, space=SPACE, trials=tuple(trials))
 
 
-def order(recorded: Recording) -> dict[str, list[str]]:
-    return {
-        part.quantity: [effect.name for effect in part.effects] for part in time_effects(recorded)
-    }
+def effects(recorded: Recording) -> Effects:
+    found = time_effects(recorded)
+    assert found is not None
+    return found
+
+
+def ordered(found: Effects, quantity: str) -> list[str]:
+    """The parameters, the one that decides most of a quantity first."""
+    return found.shares.parameter[found.shares.quantity == quantity].tolist()
 
 
 def test_what_decides_steps_and_what_decides_seconds_a_step_are_told_apart() -> None:
-    time, steps, rate = time_effects(recording())
-    assert [part.quantity for part in (time, steps, rate)] == [
+    found = effects(recording())
+    assert [*found.shares.quantity.unique()] == [
         "time to target",
         "steps to target",
         "seconds a step",
     ]
-    assert steps.effects[0].name == "optimizer=sgd/optimizer.lr"
-    assert [effect.name for effect in rate.effects[:2]] == ["batch_size", "model.widths"]
-    assert steps.num_trials == rate.num_trials == 40
-    for part in (time, steps, rate):
-        assert sum(effect.share.middle for effect in part.effects) == pytest.approx(1)
-        assert all(
-            0 <= effect.share.low <= effect.share.middle <= effect.share.high <= 1
-            for effect in part.effects
-        )
-    assert (
-        next(effect.share.middle for effect in rate.effects if effect.name == "optimizer") < 0.02
-    ), "what it opens is not its own"
+    assert ordered(found, "steps to target")[0] == "optimizer=sgd/optimizer.lr"
+    assert ordered(found, "seconds a step")[:2] == ["batch_size", "model.widths"]
+    assert found.num_trials == 40
+    assert found.shares.groupby("quantity").middle.sum().to_numpy() == pytest.approx(1, abs=0.02)
+    for estimates in (found.shares, found.factors):
+        assert (estimates.low <= estimates.middle).all()
+        assert (estimates.middle <= estimates.high).all()
+    assert found.shares.low.min() >= 0
+    assert found.shares.high.max() <= 1
+    rates = found.shares[found.shares.quantity == "seconds a step"].set_index("parameter")
+    assert rates.middle["optimizer"] < 0.02, "what it opens is not its own"
 
 
 def test_a_value_is_told_by_what_it_multiplies() -> None:
-    _, steps, rate = time_effects(recording())
-    widths = next(effect for effect in rate.effects if effect.name == "model.widths")
-    assert widths.values == [[8, 16], [16, 32]]
-    assert widths.factors[1].middle / widths.factors[0].middle == pytest.approx(1.3, rel=0.02)
-    rates = steps.effects[0]
-    best = rates.values[int(np.argmin([factor.middle for factor in rates.factors]))]
-    assert 0.01 <= best <= 0.1
-    assert all(factor.low <= factor.middle <= factor.high for factor in rates.factors)
+    factors = effects(recording()).factors
+    widths = factors[(factors.quantity == "seconds a step") & (factors.parameter == "model.widths")]
+    assert [*widths.value] == [[8, 16], [16, 32]]
+    assert widths.middle.iloc[1] / widths.middle.iloc[0] == pytest.approx(1.3, rel=0.03)
+    name = "optimizer=sgd/optimizer.lr"
+    rates = factors[(factors.quantity == "steps to target") & (factors.parameter == name)]
+    assert 0.01 <= rates.value[rates.middle.idxmin()] <= 0.1
 
 
 def test_steps_of_a_stopped_trial_are_estimated_from_how_far_it_came() -> None:
@@ -129,16 +132,17 @@ def test_steps_of_a_stopped_trial_are_estimated_from_how_far_it_came() -> None:
 
 
 def test_without_trials_at_the_target_the_best_metric_of_a_few_takes_its_place() -> None:
-    time, steps, rate = time_effects(recording(evaluations=lambda draw: 3))
-    assert (time.quantity, steps.quantity) != ("time to target", "steps to target")
-    assert steps.quantity.startswith("steps to accuracy 0.")
-    assert steps.effects[0].name == "optimizer=sgd/optimizer.lr"
-    assert rate.effects[0].name == "batch_size"
+    found = effects(recording(evaluations=lambda draw: 3))
+    time, steps, _ = found.shares.quantity.unique()
+    assert time.startswith("time to accuracy 0.")
+    assert steps.startswith("steps to accuracy 0.")
+    assert ordered(found, steps)[0] == "optimizer=sgd/optimizer.lr"
+    assert ordered(found, "seconds a step")[0] == "batch_size"
 
 
 def test_too_few_trials_say_nothing() -> None:
-    assert time_effects(recording(7)) == []
-    assert time_effects(replace(recording(), trials=())) == []
+    assert time_effects(recording(7)) is None
+    assert time_effects(replace(recording(), trials=())) is None
 
 
 def test_a_parameter_that_never_varied_is_left_out() -> None:
@@ -147,8 +151,9 @@ def test_a_parameter_that_never_varied_is_left_out() -> None:
         replace(trial, suggestion=Suggestion({**trial.suggestion.values, "batch_size": 64}))
         for trial in recorded.trials
     ]
-    assert "batch_size" not in order(replace(recorded, trials=tuple(same)))["seconds a step"]
+    found = effects(replace(recorded, trials=tuple(same)))
+    assert "batch_size" not in set(found.shares.parameter)
     nothing = [
         replace(trial, suggestion=recorded.trials[0].suggestion) for trial in recorded.trials
     ]
-    assert order(replace(recorded, trials=tuple(nothing)))["time to target"] == []
+    assert time_effects(replace(recorded, trials=tuple(nothing))) is None
