@@ -60,7 +60,6 @@ class CompareKeys:
         10,
         "runs of each; those of a pair share their seed",
         least=2,
-        accepted="a whole number from 2: one pair of runs has no interval",
     )
 
 

@@ -87,10 +87,10 @@ def test_a_profile_is_printed_and_kept(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["num_steps=3"], "no experiment; accepted is experiment=NAME"),
+        (["num_steps=3"], "no experiment: add experiment=NAME"),
         (
             ["experiment=cnn", "num_steps=0"],
-            "num_steps: found '0', accepted is a whole number from 1 to 10000",
+            "num_steps: found '0'; give a whole number from 1 to 10000",
         ),
         (["experiment=cnn", "num_step=3"], "num_step: no such key (did you mean num_steps=...?)"),
     ],

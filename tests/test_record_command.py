@@ -230,11 +230,11 @@ def test_what_names_no_earlier_study_is_refused_in_one_line(folder: Path, tmp_pa
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ([], "autotune: mlflow_run and output: missing; accepted is mlflow_run=RUN_ID output=DIR"),
+        ([], "autotune: mlflow_run and output: missing; add mlflow_run=RUN_ID output=DIR"),
         (
             ["mlflow_run=x", "output=y", "seed=3"],
             (
-                "autotune: seed: no such key; accepted are mlflow_run=RUN_ID, output=DIR,"
+                "autotune: seed: no such key; there are mlflow_run=RUN_ID, output=DIR,"
                 " tracking.uri=URI"
             ),
         ),
@@ -246,7 +246,7 @@ def test_what_names_no_earlier_study_is_refused_in_one_line(folder: Path, tmp_pa
             ["mlflow_run=x", "output=s3://x/y"],
             "autotune: output: found the URL s3://x/y, use a folder of this machine",
         ),
-        (["mlflow_run=x", "tracking.uri={uri}"], "autotune: output: missing; accepted is"),
+        (["mlflow_run=x", "tracking.uri={uri}"], "autotune: output: missing; add"),
         (
             ["mlflow_run=abc", "tracking.uri={uri}", "output={new}"],
             "autotune: mlflow_run=abc: no such run in {uri}; give the id",

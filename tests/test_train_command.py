@@ -105,7 +105,7 @@ def test_code_that_finds_no_memory_is_an_outcome(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["batch_size=32"], "no experiment; accepted is experiment=NAME"),
+        (["batch_size=32"], "no experiment: add experiment=NAME"),
         (["experiment=cnn", "optimizer.lr=0.1,0.2"], "optimizer.lr: is a sweep"),
         (["experiment=cnn", "--colour"], "--colour"),
     ],

@@ -300,11 +300,11 @@ def test_a_value_arrives_everywhere_as_it_was_given(
         (
             [[{"a b": 1}]],
             (
-                "training.x: found \"[{'a b':1}]\"; accepted in a list are mappings whose keys are"
+                "training.x: found \"[{'a b':1}]\"; in a list, mappings need keys that are"
                 " plain names"
             ),
         ),
-        ([{"a": 1}], "training.x: a choice is a mapping; accepted are scalars and lists"),
+        ([{"a": 1}], "training.x: a choice is a mapping; give scalars or lists"),
         (["postgresql://me:secret1@host/db"], "has a secret in it"),
         ([math.nan, math.nan], "training.x: choice nan is repeated"),
     ],

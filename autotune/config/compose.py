@@ -454,7 +454,12 @@ def _allowed_targets(overrides: Sequence[Override]) -> tuple[str, ...]:
 
 def _set_value(config: DictConfig, key: str, value: Any) -> None:
     parent, _, name = key.rpartition(".")
-    # null in the schema: OmegaConf would fail an assertion
-    if parent and OmegaConf.select(config, parent) is None:
-        raise ConfigError(f"{key}: Key '{name}' is not in struct")
+    holder = OmegaConf.select(config, parent) if parent else config
+    if not isinstance(holder, DictConfig) or name not in holder.keys():  # noqa: SIM118  # ??? too
+        has = (
+            f"{parent} has {', '.join(map(str, holder))}"
+            if parent and isinstance(holder, DictConfig)
+            else f"there is no {parent or key}"
+        )
+        raise ConfigError(f"{key}: no config has this key; {has}")
     OmegaConf.update(config, key, value, merge=False)

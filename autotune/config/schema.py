@@ -201,13 +201,42 @@ _COMMAND = "autotune.script.run"
 """Function that runs a command, for configuration files."""
 
 
+_WHOLE_NUMBERS = {
+    "batch_size": 1,
+    "parallelism.num_workers": 1,
+    "data_path.num_workers": 0,
+    "data_path.prefetch_batches": 1,
+    "evaluate_every_samples": 1,
+    "evaluation_batch_size": 1,
+    "runtime.num_threads": 1,
+    "runtime.micro_batch_size": 1,
+}
+"""Lowest value of each key that is a whole number."""
+_MAY_BE_NULL = (
+    "evaluate_every_samples",
+    "evaluation_batch_size",
+    "runtime.num_threads",
+    "runtime.micro_batch_size",
+)
+_CHOICES: Mapping[str, tuple[str | None, ...]] = {
+    "device": ("auto", "cpu", "cuda", "mps", "xpu"),
+    "target.mode": ("max", "min"),
+    "precision.autocast_dtype": (None, "bfloat16", "float16"),
+    "precision.weights_dtype": ("float32", "bfloat16", "float16"),
+    "precision.float32_precision": (None, "ieee", "tf32"),
+    "runtime.compile": (None, "default", "reduce-overhead", "max-autotune"),
+    "runtime.optimizer_kernels": (None, "fused", "foreach", "for_loop"),
+}
+"""Values of each key that names one of a few things."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrialConfig:
     """Configuration of one training: resolved plain data.
 
     Raises:
-        ConfigError: no training can run with a value; names the key, what was found and what is
-            accepted.
+        ConfigError: no training can run with a value; names the key, what was found and what to
+            give.
     """
 
     model: Mapping[str, Any]
@@ -246,112 +275,82 @@ class TrialConfig:
     memory."""
 
     def __post_init__(self) -> None:
-        _check_at_least("batch_size", self.batch_size, 1)
-        _check_at_least("parallelism.num_workers", self.parallelism.get("num_workers"), 1)
-        _check_at_least("data_path.num_workers", self.data_path.num_workers, 0)
-        _check_at_least("data_path.prefetch_batches", self.data_path.prefetch_batches, 1)
-        for key, value in (
-            ("evaluate_every_samples", self.evaluate_every_samples),
-            ("evaluation_batch_size", self.evaluation_batch_size),
-            ("runtime.num_threads", self.runtime.num_threads),
-            ("runtime.micro_batch_size", self.runtime.micro_batch_size),
-        ):
-            if value is not None:
-                _check_at_least(key, value, 1)
-        for key, found, accepted in (
-            ("device", self.device, ("auto", "cpu", "cuda", "mps", "xpu")),
-            ("target.mode", self.target.mode, ("max", "min")),
-            (
-                "precision.autocast_dtype",
-                self.precision.autocast_dtype,
-                (None, "bfloat16", "float16"),
-            ),
-            (
-                "precision.weights_dtype",
-                self.precision.weights_dtype,
-                ("float32", "bfloat16", "float16"),
-            ),
-            (
-                "precision.float32_precision",
-                self.precision.float32_precision,
-                (None, "ieee", "tf32"),
-            ),
-            (
-                "runtime.compile",
-                self.runtime.compile,
-                (None, "default", "reduce-overhead", "max-autotune"),
-            ),
-            (
-                "runtime.optimizer_kernels",
-                self.runtime.optimizer_kernels,
-                (None, "fused", "foreach", "for_loop"),
-            ),
-        ):
-            _check_one_of(key, found, accepted)
-        if not (0 < self.epochs < math.inf):
-            raise ConfigError(f"epochs: found {self.epochs}, accepted is above 0")
-        if self.max_grad_norm is not None and not 0 < self.max_grad_norm < math.inf:
-            raise ConfigError(
-                f"max_grad_norm: found {self.max_grad_norm}, accepted is above 0, or null"
-            )
+        for key, least in _WHOLE_NUMBERS.items():
+            found = self._value(key)
+            is_whole = isinstance(found, int) and not isinstance(found, bool) and found >= least
+            if not is_whole and not (found is None and key in _MAY_BE_NULL):
+                raise ConfigError(f"{key}: found {found}; give a whole number from {least}")
+        for key, known in _CHOICES.items():
+            if (found := self._value(key)) not in known:
+                names = ", ".join("null" if option is None else str(option) for option in known)
+                raise ConfigError(f"{key}: found {found!r}; give one of {names}")
+        for key in ("epochs", "max_grad_norm"):
+            if (found := self._value(key)) is not None and not 0 < found < math.inf:
+                raise ConfigError(f"{key}: found {found}; give a number above 0")
         if not self.target.max_train_seconds > 0:
             raise ConfigError(
-                f"target.max_train_seconds: found {self.target.max_train_seconds}, accepted is"
+                f"target.max_train_seconds: found {self.target.max_train_seconds}; give a number"
                 " above 0"
             )
         for name, limits in self.target.constraints.items():
             _check_limits(f"target.constraints.{name}", limits)
             if self.training is None and name != "loss":
                 raise ConfigError(
-                    f"target.constraints: found {name}, accepted without a training function of"
-                    " one's own is loss"
+                    f"target.constraints: found {name}; autotune's own loop reports loss only"
                 )
         self._check_together()
 
+    def _value(self, key: str) -> Any:
+        value: Any = self
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else getattr(value, part)
+        return value
+
     def _check_together(self) -> None:
         """Refuse combinations of settings that exclude each other."""
-        if self.training is not None and self.num_workers > 1:
-            raise ConfigError(
-                f"parallelism.num_workers: found {self.num_workers}, accepted with a training"
-                " function of one's own is 1"
-            )
-        if self.device in ("mps", "xpu") and self.num_workers > 1:
-            raise ConfigError(
-                f"parallelism.num_workers: found {self.num_workers}, accepted with"
-                f" device={self.device} is 1"
-            )
-        if self.precision.autocast_dtype is not None and self.precision.weights_dtype != "float32":
-            raise ConfigError(
-                "precision.weights_dtype: autocast keeps float32 weights; accepted beside"
-                " autocast_dtype is float32"
-            )
-        if self.runtime.cuda_graph and self.runtime.compile not in (None, "default"):
-            raise ConfigError(
-                f"runtime.cuda_graph: compile={self.runtime.compile} makes graphs of its own;"
-                " accepted beside true is null or default"
-            )
-        if self.runtime.cuda_graph and self.runtime.activation_checkpointing:
-            raise ConfigError(
-                "runtime.activation_checkpointing: found true, accepted beside cuda_graph=true is"
-                " false: it reads the random state, which a graph that is being captured does not"
-                " let it"
-            )
-        micro_batch_size = self.runtime.micro_batch_size
-        if (
-            self.runtime.compile in ("reduce-overhead", "max-autotune")
-            and micro_batch_size is not None
-            and micro_batch_size < self.batch_size
-        ):
-            raise ConfigError(
+        runtime, precision = self.runtime, self.precision
+        micro_batch_size = runtime.micro_batch_size
+        for is_refused, why in (
+            (
+                self.num_workers > 1 and self.training is not None,
+                f"parallelism.num_workers: found {self.num_workers}; a training function of your"
+                " own has one worker",
+            ),
+            (
+                self.num_workers > 1 and self.device in ("mps", "xpu"),
+                f"parallelism.num_workers: found {self.num_workers}; device={self.device} trains"
+                " with one worker",
+            ),
+            (
+                precision.autocast_dtype is not None and precision.weights_dtype != "float32",
+                f"precision.weights_dtype: found {precision.weights_dtype}; autocast_dtype keeps"
+                " float32 weights",
+            ),
+            (
+                runtime.cuda_graph and runtime.compile not in (None, "default"),
+                f"runtime.cuda_graph: compile={runtime.compile} makes graphs of its own; set"
+                " compile to null or default",
+            ),
+            (
+                runtime.cuda_graph and runtime.activation_checkpointing,
+                "runtime.activation_checkpointing: found true, which reads the random state, and a"
+                " CUDA graph cannot; set cuda_graph=false",
+            ),
+            (
+                runtime.compile in ("reduce-overhead", "max-autotune")
+                and micro_batch_size is not None
+                and micro_batch_size < self.batch_size,
                 f"runtime.micro_batch_size: found {micro_batch_size} of"
-                f" batch_size={self.batch_size}, accepted with compile={self.runtime.compile} is"
-                " null: its graphs write over gradients that are being added up"
-            )
-        if self.runtime.cuda_graph and self.precision.autocast_dtype == "float16":
-            raise ConfigError(
-                "runtime.cuda_graph: a graph cannot hold float16's gradient scaling; accepted"
-                " beside it is bfloat16 or null"
-            )
+                f" batch_size={self.batch_size}; with compile={runtime.compile} it must be null,"
+                " whose graphs write over gradients that are being added up",
+            ),
+            (
+                runtime.cuda_graph and precision.autocast_dtype == "float16",
+                "runtime.cuda_graph: a graph cannot hold float16's gradient scaling; use bfloat16",
+            ),
+        ):
+            if is_refused:
+                raise ConfigError(why)
 
     @property
     def num_workers(self) -> int:
@@ -392,27 +391,18 @@ class TrialConfig:
         return cls(**{**known, "allowed_targets": tuple(known["allowed_targets"])})
 
 
-def _check_at_least(key: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{key}: found {value}, accepted is a whole number from {least}")
-
-
 def _check_limits(key: str, limits: Any) -> None:
-    numbers = limits.values() if isinstance(limits, Mapping) else ()
-    is_known = isinstance(limits, Mapping) and limits and set(limits) <= {"at_most", "at_least"}
-    if not is_known or not all(
-        isinstance(limit, int | float) and math.isfinite(limit) for limit in numbers
+    if (
+        not isinstance(limits, Mapping)
+        or not limits
+        or not set(limits) <= {"at_most", "at_least"}
+        or not all(
+            isinstance(limit, int | float) and math.isfinite(limit) for limit in limits.values()
+        )
     ):
         raise ConfigError(
-            f"{key}: found {limits}, accepted is at_most, at_least or both, with a number:"
-            " {at_most: 20}"
+            f"{key}: found {limits}; give at_most, at_least or both, with a number: {{at_most: 20}}"
         )
-
-
-def _check_one_of(key: str, value: Any, accepted: tuple[Any, ...]) -> None:
-    if value not in accepted:
-        names = ", ".join("null" if option is None else str(option) for option in accepted)
-        raise ConfigError(f"{key}: found {value!r}, accepted are {names}")
 
 
 def first_difference(kept: Mapping[str, Any], asked: Mapping[str, Any]) -> str | None:

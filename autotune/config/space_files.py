@@ -32,7 +32,7 @@ def read_search_space(entries: Sequence[Any], composer: Composer) -> SearchSpace
 
     Raises:
         SearchSpaceError: a file, key or domain is wrong; names the file, the key, what was found
-            and what is accepted.
+            and what to do.
     """
     space = SearchSpace()
     for index, entry in enumerate(entries):
@@ -99,7 +99,6 @@ def check_space(space: SearchSpace, composer: Composer) -> list[tuple[str, Any, 
         try:
             composer.compose_suggestion(point, seed=0)
         except InvalidTrialError as error:
-            _check_keys_exist(space, point, composer)
             key = name.rpartition("/")[2]
             opened = (
                 ""
@@ -108,35 +107,6 @@ def check_space(space: SearchSpace, composer: Composer) -> list[tuple[str, Any, 
             )
             raise SearchSpaceError(f"{_source(space)}: {opened}{error}") from error
     return probes
-
-
-def _check_keys_exist(space: SearchSpace, point: Suggestion, composer: Composer) -> None:
-    """Raise SearchSpaceError if a point does not compose because a key is missing.
-
-    It names the key and what exists in its place.
-    """
-    groups = [
-        f"{key}={override_text(value)}"
-        for key, value in point.values.items()
-        if composer.is_group(key)
-    ]
-    try:
-        plain = composer.compose(groups).plain
-    except ConfigError:
-        return
-    for key in point.values:
-        parent, _, last = key.rpartition(".")
-        holder: Any = plain
-        for part in parent.split(".") if parent else ():
-            holder = holder.get(part) if isinstance(holder, Mapping) else None
-        if composer.is_group(key) or (isinstance(holder, Mapping) and last in holder):
-            continue
-        has = (
-            f"{parent} has {', '.join(map(str, holder))}"
-            if parent and isinstance(holder, Mapping)
-            else f"there is no {parent or key}"
-        )
-        raise SearchSpaceError(f"{_source(space)}: {key}: no config has this key; {has}")
 
 
 def _source(space: SearchSpace) -> str:
@@ -149,27 +119,21 @@ def _check_searchable(space: SearchSpace) -> None:
         if root in FIXED_KEYS:
             raise SearchSpaceError(
                 f"{_source(space)}: {key}: is a setting of the study, the same for all its trials;"
-                " accepted are keys of a training"
+                " search keys of a training"
             )
         if not isinstance(parameter, Choice):
             continue
         options = [value for value, _ in parameter.options]
         if any(isinstance(value, Mapping) for value in options):
             raise SearchSpaceError(
-                f"{_source(space)}: {key}: a choice is a mapping; accepted are scalars and lists"
+                f"{_source(space)}: {key}: a choice is a mapping; give scalars or lists"
             )
-        if unwritable := next(
-            (
-                text
-                for text in map(override_text, options)
-                if text[0] == "[" and "{" in text and not _is_value(text)
-            ),
-            None,
-        ):
-            raise SearchSpaceError(
-                f"{_source(space)}: {key}: found {short(unwritable)}; accepted in a list are"
-                " mappings whose keys are plain names"
-            )
+        for text in map(override_text, options):
+            if text[0] == "[" and "{" in text and not _is_value(text):
+                raise SearchSpaceError(
+                    f"{_source(space)}: {key}: found {short(text)}; in a list, mappings need keys"
+                    " that are plain names"
+                )
         _check_without_secrets(space, key, options)
         source = space.sources.get(key, "")
         # what OmegaConf has resolved, for the user's own function
@@ -180,7 +144,7 @@ def _check_searchable(space: SearchSpace) -> None:
             and any("${" in str(value) for value in options)
         ):
             raise SearchSpaceError(
-                f"{_source(space)}: {key}: a choice has ${{ in it; accepted are plain values"
+                f"{_source(space)}: {key}: a choice has ${{ in it; give plain values"
             )
 
 
@@ -200,9 +164,9 @@ def _check_without_secrets(space: SearchSpace, key: str, options: Sequence[Any])
         shown = without_secrets_in(option)
         if override_text(shown) != override_text(option):
             raise SearchSpaceError(
-                f"{_source(space)}: {key}: the option {override_text(shown)} has a secret in it;"
-                " accepted are options without one, or, on the command line,"
-                f" {key}=choice('${{oc.env:NAME}}',...), which reads it from the environment"
+                f"{_source(space)}: {key}: the option {override_text(shown)} has a secret in it; on"
+                f" the command line, {key}=choice('${{oc.env:NAME}}',...) reads it from the"
+                " environment"
             )
 
 
@@ -213,10 +177,7 @@ def _load(entry: str, file: str, config_dirs: Sequence[Path]) -> Any:
     refuse_url(entry, "search_space", "a file of this machine")
     relative = user_path(file)
     if relative.suffix not in (".yaml", ".yml"):
-        raise SearchSpaceError(
-            f"search_space: {entry}: is no search space; accepted is a file whose name ends with"
-            " .yaml"
-        )
+        raise SearchSpaceError(f"search_space: {entry}: is no search space, which is a .yaml file")
     folders = [
         Path(),
         *config_dirs,
@@ -227,8 +188,8 @@ def _load(entry: str, file: str, config_dirs: Sequence[Path]) -> Any:
     if path is None:
         shipped = sorted(path.stem for path in shipped_folder("search_spaces").glob("*.yaml"))
         raise SearchSpaceError(
-            f"search_space: {entry}: no such file{did_you_mean(relative.stem, shipped)}; accepted"
-            f" are {', '.join(shipped)}, and a path from here or --config-dir, as in"
+            f"search_space: {entry}: no such file{did_you_mean(relative.stem, shipped)}; there are"
+            f" {', '.join(shipped)}; a file of your own has a path from here or --config-dir, as in"
             " my_spaces/net.yaml"
         )
     try:
@@ -237,8 +198,7 @@ def _load(entry: str, file: str, config_dirs: Sequence[Path]) -> Any:
         raise SearchSpaceError(str(error)) from error
     if not isinstance(content, Mapping):
         raise SearchSpaceError(
-            f"{file}: found a {type(content).__name__}, accepted is a mapping from config key to"
-            " domain"
+            f"{file}: found a {type(content).__name__}; write config key: domain"
         )
     return content
 
@@ -277,7 +237,7 @@ def _domain(domain: Any, source: str, key: str) -> Any:
 
 def _parse_sweep(text: str, source: str, key: str) -> Any:
     refusal = SearchSpaceError(
-        f"{source}: {key}: found {text!r}, accepted is a list of values, a mapping with type:"
+        f"{source}: {key}: found {text!r}; give a list of values, a mapping with type:"
         " float, int, power_of_two or choice, or one of choice(a,b), interval(low,high),"
         " range(start,stop), tag(log, interval(low,high))"
     )

@@ -165,7 +165,7 @@ def test_one_suggestion_leaves_nothing_behind_for_the_next() -> None:
         ({"optimizer": "adam"}, "optimizer=adam: there is no such file (did you mean adamw?); "),
         (
             {"optimizer": "adamw", "optimizer.momentum": 0.5},
-            "optimizer.momentum: Key 'momentum' is not in struct",
+            "optimizer.momentum: no config has this key; optimizer has _target_, lr, weight_decay",
         ),
         ({"epochs": "many"}, "epochs: Value 'many' of type 'str' could not be converted to Float"),
         ({"epochs": 0}, "epochs: found 0.0"),

@@ -162,7 +162,7 @@ def test_an_empty_file_varies_nothing(write_space: WriteSpace) -> None:
         ("? [1, 2]\n: [3]\n", "{path} line 1: found unhashable key"),
         ("? {a: 1}\n: [3]\n", "{path} line 1: found unhashable key"),
         (b"\xff\xfe\x00", "{path}: cannot be read: it is not UTF-8"),
-        ("- epochs\n", "{path}: found a list, accepted is a mapping from config key to domain"),
+        ("- epochs\n", "{path}: found a list; write config key: domain"),
         (
             "epochs: {type: int, low: 9, high: 3}\n",
             "{path}: epochs: `low <= high` must hold, but got (low=9, high=3).",
@@ -171,26 +171,26 @@ def test_an_empty_file_varies_nothing(write_space: WriteSpace) -> None:
             "search.num_trials: [1, 2]\n",
             (
                 "{path}: search.num_trials: is a setting of the study, the same for all its trials;"
-                " accepted are keys of a training"
+                " search keys of a training"
             ),
         ),
         (
             "optimizer:\n  type: choice\n  choices:\n    sgd:\n      seed: [1, 2]\n",
             (
-                "{path}: seed: is a setting of the study, the same for all its trials; accepted are"
+                "{path}: seed: is a setting of the study, the same for all its trials; search"
                 " keys of a training"
             ),
         ),
         (
             "model.x: [{a: 1}]\n",
-            "{path}: model.x: a choice is a mapping; accepted are scalars and lists",
+            "{path}: model.x: a choice is a mapping; give scalars or lists",
         ),
         (
             "data.path: ['s3://a/b?token=abc123xyz', a]\n",
             (
-                "{path}: data.path: the option 's3://a/b?token=***' has a secret in it; accepted"
-                " are options without one, or, on the command line,"
-                " data.path=choice('${oc.env:NAME}',...), which reads it from the environment"
+                "{path}: data.path: the option 's3://a/b?token=***' has a secret in it; on"
+                " the command line, data.path=choice('${oc.env:NAME}',...) reads it from the"
+                " environment"
             ),
         ),
     ],
@@ -209,12 +209,12 @@ def test_what_all_trials_share_cannot_be_searched(key: str) -> None:
 
 def test_a_file_that_is_not_there_is_refused_with_those_that_are() -> None:
     assert refusal("cn").startswith(
-        "search_space: cn: no such file (did you mean cnn?); accepted are cnn, "
+        "search_space: cn: no such file (did you mean cnn?); there are cnn, "
     )
     names = [Path(each).stem for each in SHIPPED_SPACES]
     assert refusal("search_spaces/cn.yaml").startswith(
-        "search_space: search_spaces/cn.yaml: no such file (did you mean cnn?); accepted are"
-        f" {', '.join(names)}, and a path from "
+        "search_space: search_spaces/cn.yaml: no such file (did you mean cnn?); there are"
+        f" {', '.join(names)}; a file of your own has a path from "
     )
 
 
@@ -254,8 +254,8 @@ def test_the_same_key_in_two_files_is_refused_with_both() -> None:
         (
             {"optimizer": {"type": "choice", "choices": {"adamw": {"optimizer.momentum": [0.5]}}}},
             (
-                "search_space[0]: optimizer.momentum: no config has this key; optimizer has"
-                " _target_, lr, weight_decay"
+                "search_space[0]: optimizer=adamw: optimizer.momentum: no config has this key;"
+                " optimizer has _target_, lr, weight_decay"
             ),
         ),
         (
@@ -282,7 +282,7 @@ def test_the_same_key_in_two_files_is_refused_with_both() -> None:
         ),
         (
             {"batch_size": {"type": "int", "low": 0, "high": 8}},
-            "search_space[0]: batch_size: found 0, accepted is a whole number from 1",
+            "search_space[0]: batch_size: found 0; give a whole number from 1",
         ),
         (
             {"model._target_": ["os.system"]},
@@ -354,7 +354,7 @@ def test_sweep_words_are_read_beneath_a_choice_too() -> None:
 def test_a_word_that_is_no_domain_is_refused_with_those_that_are(word: str) -> None:
     assert (
         refusal({"epochs": word})
-        == f"search_space[0]: epochs: found {word!r}, accepted is a list of values, a mapping with"
+        == f"search_space[0]: epochs: found {word!r}; give a list of values, a mapping with"
         " type: float, int, power_of_two or choice, or one of choice(a,b), interval(low,high),"
         " range(start,stop), tag(log, interval(low,high))"
     )
@@ -379,7 +379,7 @@ def test_a_word_that_is_no_domain_is_refused_with_those_that_are(word: str) -> N
             "seed=1,2",
             (
                 "command line: seed: is a setting of the study, the same for all its trials;"
-                " accepted are keys of a training"
+                " search keys of a training"
             ),
         ),
     ],

@@ -107,7 +107,7 @@ def test_a_trace_has_a_row_for_each_stretch(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "recording: missing; accepted is recording=DIR"),
+        ([], "recording: missing; add recording=DIR"),
         (["recording=nope"], "recording=nope: no such folder"),
         (
             ["recording=s3://x/y"],
@@ -125,18 +125,19 @@ def test_a_trace_has_a_row_for_each_stretch(
             ["recording={folder}", "epochs=3"],
             "epochs=3: accepted beside the command's own keys are those of search, stopping, ",
         ),
-        (["recording={folder}", "seed=x"], "seed: found 'x', accepted is a whole number from 0"),
+        (["recording={folder}", "seed=x"], "seed: found 'x'; give a whole number from 0"),
         (
             ["recording={folder}", "num_workers=0"],
-            "num_workers: found '0', accepted is a whole number from 1",
+            "num_workers: found '0'; give a whole number from 1",
         ),
         (
             ["recording={folder}", "within=-1"],
-            "within: found '-1', accepted is a number from 0, or null",
+            "within: found '-1'; give a number from 0, or null",
         ),
         (
             ["recording={folder}", "search=tpee"],
-            f"search=tpee: accepted are {', '.join(name for name, _ in options('search'))}",
+            "search=tpee: there is no such file (did you mean tpe?); there are "
+            + ", ".join(name for name, _ in options("search")),
         ),
         (
             ["recording={folder}", "warm_start=[nope]"],
