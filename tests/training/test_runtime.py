@@ -169,8 +169,8 @@ def test_a_graph_that_is_captured_amid_a_training_leaves_its_running_statistics(
         (
             (GRAPHS, "runtime.micro_batch_size=32"),
             (
-                "runtime.micro_batch_size: found 32 of batch_size=64; with compile=reduce-overhead it"
-                " must be null"
+                "runtime.micro_batch_size: found 32 of batch_size=64; with"
+                " compile=reduce-overhead it must be null"
             ),
         ),
         (
