@@ -15,7 +15,7 @@ from autotune.config.command_line import composer_of, parse_command_line, print_
 from autotune.config.experiments import names_experiment, shipped_folder
 from autotune.config.own_keys import own_key, own_keys_help, read_own_keys
 from autotune.errors import ConfigError, FileError
-from autotune.execution.cluster import cluster_capabilities
+from autotune.execution.cluster import capabilities_of
 from autotune.remote import refuse_url, user_path
 from autotune.reporting.study_files import write_json
 from autotune.reporting.terminal import output_console
@@ -69,14 +69,11 @@ def diagnose_command(arguments: Sequence[str]) -> int:
     cluster = composer.compose().config.cluster
     # not needed by --help: Optuna's and torch's imports take two seconds
     from autotune.execution.plan import plan_study  # noqa: PLC0415
-    from autotune.training import device, diagnosis  # noqa: PLC0415
+    from autotune.training import diagnosis  # noqa: PLC0415
 
     console, rates = output_console(), list[diagnosis.Rate]()
     with console.status("reading the configuration") as status:
-        is_here = cluster.address in (None, "local")
-        plan = plan_study(
-            composer, device.local_capabilities() if is_here else cluster_capabilities(cluster)
-        )
+        plan = plan_study(composer, capabilities_of(cluster, None))
         machine = diagnosis.this_machine()
         if own.seconds:
             for name in ("cpu", *(f"cuda:{index}" for index in range(len(machine["gpus"])))):

@@ -434,7 +434,7 @@ def _make_runs(
         for line in plan.device_lines:
             display.note(f"  device: {line}")
         first_runs = [plan.run(index, 0) for index in range(len(configurations))]
-        lanes = Lanes.of([run.task for run in first_runs], plan.capabilities)
+        lanes = Lanes.of([run.task for run in first_runs], plan.capabilities, size)
 
         def batches() -> Iterator[list[list[Run]]]:
             turns = in_turns(len(configurations), plan.num_seeds)

@@ -20,7 +20,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.execution.cluster import ClusterSize, call, num_side_by_side
+from autotune.execution.cluster import ClusterSize, call
 from autotune.execution.task import TrialTask
 from autotune.files import make_folder
 from autotune.measurement import Evaluation, TrialResult
@@ -64,12 +64,14 @@ class Lanes:
     """Whether times in different lanes compare: all GPUs are of one kind."""
 
     @classmethod
-    def of(cls, tasks: Sequence[TrialTask], capabilities: Capabilities) -> "Lanes":
+    def of(
+        cls, tasks: Sequence[TrialTask], capabilities: Capabilities, size: ClusterSize
+    ) -> "Lanes":
         """The lanes for any of the given tasks: one if some train on the CPU, else as many as
         hold the largest.
         """
         largest = max(tasks, key=attrgetter("num_gpus"))
-        number = num_side_by_side(largest) if all(task.num_gpus for task in tasks) else 1
+        number = size.num_side_by_side(largest) if all(task.num_gpus for task in tasks) else 1
         if number == 1:
             return cls()
         are_alike = largest.accelerator_type is not None or len(capabilities.gpu_kinds) < 2

@@ -7,35 +7,31 @@ Ray is there.
 """
 
 import atexit
-import contextlib
 import logging
 import math
-import os
-import shutil
 import signal
-import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, TypeVar
-
-import psutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from autotune.config.schema import ClusterConfig
 from autotune.errors import ClusterError
-from autotune.execution.launcher import Launcher, call_by_name, calling
-from autotune.execution.task import ACCELERATOR, TrialTask
-from autotune.training.capabilities import Capabilities, together, visible_devices_environment
+from autotune.execution.launcher import Launcher, calling
+from autotune.execution.task import TrialTask
+from autotune.training.capabilities import Capabilities
+
+if TYPE_CHECKING:
+    from autotune.execution.ray_cluster import Heartbeat  # imports ray
 
 logger = logging.getLogger(__name__)
 
+LOCAL_CAPABILITIES = "autotune.training.device:local_capabilities"
+"""What ``calling`` calls to find out what a machine can run."""
 Result = TypeVar("Result")
 
 
@@ -78,6 +74,15 @@ class ClusterSize:
             min(cpus // num_cpus, gpus // num_gpus if num_gpus else cpus)
             for cpus, gpus in self.machines
         ]
+
+    def num_side_by_side(self, task: TrialTask) -> int:
+        """Number of trainings of a task's size that the GPUs hold side by side with the CPUs that
+        they take; 1 if they take no GPU, and of several workers on several machines, see
+        ``holds``.
+        """
+        if not task.num_gpus or (task.num_workers > 1 and len(self.machines) > 1):
+            return 1
+        return max(1, sum(self.places(task.num_cpus, task.num_gpus)))
 
     def shortage(
         self, num_workers: int, num_cpus: int, num_gpus: int, placement: str
@@ -139,8 +144,8 @@ class FreeResources:
     """Whether the cluster has room for another trial beside those that are being trained.
 
     Args:
+        size: finds out the resources of the machines that are alive.
         num_cpus, num_gpus: resources that one trial takes.
-        accelerator_type: kind of GPU of the machines that count; None counts all machines.
         most: upper limit on trials at a time; None means as many as fit.
         can_grow: whether ``most`` trials are started even if they do not fit now, since an elastic
             cluster grows when it is asked for more.
@@ -148,15 +153,15 @@ class FreeResources:
 
     def __init__(
         self,
+        size: Callable[[], ClusterSize],
         *,
         num_cpus: int,
         num_gpus: int,
-        accelerator_type: str | None,
         most: int | None,
         can_grow: bool,
     ) -> None:
         self._num_cpus, self._num_gpus = num_cpus, num_gpus
-        self._accelerator_type = accelerator_type
+        self._find_size = size
         self._most = most
         self._can_grow = can_grow and most is not None
         self._size = ClusterSize(())
@@ -195,10 +200,7 @@ class FreeResources:
         Asked again every few seconds, since nodes come and go.
         """
         if time.monotonic() - self._asked_at > _ASK_AGAIN_SECONDS:
-            self._size, self._asked_at = (
-                _size_of(_machines(self._accelerator_type)),
-                time.monotonic(),
-            )
+            self._size, self._asked_at = self._find_size(), time.monotonic()
         return self._size
 
 
@@ -211,10 +213,6 @@ _LEAVE_SECONDS = 3.0
 then it is left where it hangs."""
 _SHUTDOWN_SECONDS = 10.0
 """Seconds that Ray may take to end its part of this process."""
-_HEAD_SECONDS = 10.0
-"""Seconds for which the head of a running cluster may not answer before it counts as gone."""
-_ANSWER_SECONDS = 5.0
-"""Longest wait for one answer of a running cluster's head."""
 
 
 def capabilities_of(config: ClusterConfig, launcher: Launcher | None) -> Capabilities:
@@ -225,179 +223,13 @@ def capabilities_of(config: ClusterConfig, launcher: Launcher | None) -> Capabil
         ConfigError: the process that was to find it out ended.
     """
     if not config.is_local:
+        # imports ray
+        from autotune.execution.ray_cluster import cluster_capabilities  # noqa: PLC0415
+
         return cluster_capabilities(config)
     with calling(launcher) as call_there:
-        found: Capabilities = call_there(_CAPABILITIES)
+        found: Capabilities = call_there(LOCAL_CAPABILITIES)
     return found
-
-
-_CAPABILITIES = "autotune.training.device:local_capabilities"
-
-
-def cluster_capabilities(config: ClusterConfig) -> Capabilities:
-    """What the machines of a running cluster can run, measured by a worker on a node of each kind
-    of GPU, or on any without GPUs.
-
-    Raises:
-        ClusterError: the cluster does not answer, or no worker started on it.
-    """
-    with connected(config) as size:
-        import ray  # noqa: PLC0415  # only after connected() has set the environment
-
-        probe = ray.remote(call_by_name)
-        kinds: list[str | None] = [config.accelerator_type]
-        if config.accelerator_type is None:
-            kinds = [*_accelerator_types()] or kinds
-        resources = [
-            {"num_cpus": 0, "num_gpus": 1 if size.num_gpus else 0, "accelerator_type": kind}
-            for kind in kinds
-        ]
-        probes = [probe.options(**options).remote(_CAPABILITIES) for options in resources]
-        try:
-            # all GPUs of a kind may be taken
-            answered, _ = ray.wait(probes, num_returns=len(probes), timeout=_PROBE_SECONDS)
-            nodes: list[Capabilities] = ray.get(answered or probes, timeout=0)
-        except (ray.exceptions.RayError, ImportError) as error:
-            raise ClusterError(
-                f"cluster.address: {config.address}: no worker came up ({_first_line(error)})"
-            ) from error
-        return replace(together(nodes), num_cpus=size.num_cpus, num_gpus=size.num_gpus)
-
-
-_PROBE_SECONDS = 60.0
-
-
-def take_assigned_devices() -> None:
-    """Limit this process, a worker of Ray's, and all that it starts to the GPUs that Ray gave it.
-
-    Called before it uses a GPU.
-
-    Ray does so itself, unless RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES or its like keeps it from
-    that: every trial would then train on the machine's first GPU.
-    """
-    # the driver imports it only after connected() has set the environment
-    import ray  # noqa: PLC0415
-
-    devices: list[str] = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
-    if devices:
-        os.environ.update(visible_devices_environment(devices))
-
-
-@contextlib.contextmanager
-def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
-    """Connect to Ray while the context lasts; a Ray of this process's own is shut down at the end.
-
-    Raises:
-        ClusterError: the cluster does not answer, has no machine of the kind asked for, or cannot
-            hold even one worker.
-    """
-    for name, value in _QUIET.items():
-        os.environ.setdefault(name, value)
-    with contextlib.ExitStack() as stack:
-        options: dict[str, Any] = {}
-        if config.is_local:
-            # Ray's 15 lets timed workers wait for all other processes
-            os.environ.setdefault("RAY_worker_niceness", "0")
-            # Ray Tune's workers have another environment
-            os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-            folder = stack.enter_context(_folder_for_ray())
-            options = {
-                "num_cpus": config.num_cpus,
-                "num_gpus": config.num_gpus,
-                "include_dashboard": False,
-                "_temp_dir": folder,
-            }
-        else:
-            _check_answers(str(config.address), config.connect_timeout_seconds)
-        import ray  # noqa: PLC0415  # after the environment is set, and only when trials run
-
-        _log_to_autotune("ray")
-        # mute: Ray's own processes want a token, and its SIGTERM handler is not installed
-        for name in ("authentication", "worker"):
-            logging.getLogger(f"ray._private.{name}").setLevel(logging.ERROR)
-        handler = signal.getsignal(signal.SIGTERM)
-        stack.callback(_set_handler, handler)
-        stack.callback(ray.shutdown)
-        blocked = signal.pthread_sigmask(
-            signal.SIG_BLOCK, {signal.SIGHUP}
-        )  # Ray's processes inherit it: a closed terminal is for the driver
-        try:
-            ray.init(
-                address=config.address or "local",
-                logging_level=logging.ERROR,
-                log_to_driver=False,
-                configure_logging=False,
-                **options,
-            )
-        except (Exception, SystemExit) as error:  # Ray raises both where it does not start
-            advice = _advice(error) if config.is_local else ""
-            raise ClusterError(
-                f"cluster.address: {config.address or 'local'}: {_first_line(error)}{advice}"
-            ) from error
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-            _set_handler(handler)
-        _check_has(config.accelerator_type)
-        size = _size_of(_machines(config.accelerator_type))
-        if size.num_cpus < (config.cpus_per_worker or 1):
-            raise ClusterError(
-                f"cluster.cpus_per_worker: found {config.cpus_per_worker or 1}; the cluster has"
-                f" {size.num_cpus} CPUs"
-            )
-        yield size
-
-
-@contextlib.contextmanager
-def _folder_for_ray() -> Iterator[str]:
-    """Yield a new folder for Ray's files that no other user may open.
-
-    Its path is short, since Ray makes sockets in it.
-    """
-    parent = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    try:
-        Path(parent).mkdir(parents=True, exist_ok=True)
-        folder = tempfile.mkdtemp(prefix="autotune-ray-", dir=parent)
-    except OSError as error:
-        raise ClusterError(
-            f"cluster.address: local: {parent} takes no files ({error.strerror}); set RAY_TMPDIR to"
-            " a writable folder of a short path"
-        ) from error
-    try:
-        yield str(Path(folder, "r"))  # Ray makes it and all in it writable by all
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-class _Heartbeat:
-    """Tells when the Ray that this process is connected to is gone: its processes here have
-    ended, or its head does not answer.
-    """
-
-    def __init__(self) -> None:
-        import ray  # noqa: PLC0415  # only after connected() has set the environment
-
-        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
-        self._head = (host.strip("[]"), int(port))
-        self._own = [child for child in psutil.Process().children() if child.name() in _NEEDED]
-        self._answered_at = time.monotonic()
-
-    def lost(self) -> str | None:
-        """Why Ray counts as gone; None if it is there."""
-        for process in self._own:
-            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
-                return f"its {_NEEDED[process.name()]} has ended"
-        try:
-            socket.create_connection(self._head, timeout=_ANSWER_SECONDS).close()
-        except OSError as error:
-            if time.monotonic() - self._answered_at > _HEAD_SECONDS:
-                return f"its head does not answer ({getattr(error, 'strerror', None) or error})"
-        else:
-            self._answered_at = time.monotonic()
-        return None
-
-
-_NEEDED = {"gcs_server": "control service (gcs_server)", "raylet": "raylet"}
-"""The processes without which a local Ray is gone."""
 
 
 class RayConnection:
@@ -411,7 +243,7 @@ class RayConnection:
     def __init__(self, config: ClusterConfig) -> None:
         self._config = config
         self._size: Future[ClusterSize] = Future()
-        self._heartbeat: _Heartbeat | None = None
+        self._heartbeat: Heartbeat | None = None
         self._lost: Future[str] = Future()
         self._lock = threading.Lock()
         self._is_over = threading.Event()
@@ -444,8 +276,13 @@ class RayConnection:
             if interrupt.is_set():
                 raise KeyboardInterrupt
         size = self._size.result()
-        _set_handler(signal.getsignal(signal.SIGTERM))
+        set_handler(signal.getsignal(signal.SIGTERM))
         return size
+
+    def size_now(self) -> ClusterSize:
+        """The resources of the machines that are alive now; called once Ray is there."""
+        assert self._heartbeat is not None, "it is connected"
+        return self._heartbeat.size()
 
     def run(self, work: Callable[[], Result], interrupt: threading.Event) -> Result:
         """Call ``work``, which may call Ray, in a thread of its own, and return what it returns.
@@ -508,15 +345,16 @@ class RayConnection:
         if thread is not None:
             thread.join(_SHUTDOWN_SECONDS)
             if thread.is_alive():
-                import ray  # noqa: PLC0415  # only after connected() has set the environment
-
-                atexit.unregister(ray.shutdown)  # it would wait for the thread
-            _set_handler(signal.getsignal(signal.SIGTERM))
+                atexit.unregister(sys.modules["ray"].shutdown)  # it would wait for the thread
+            set_handler(signal.getsignal(signal.SIGTERM))
 
     def _hold(self) -> None:
         try:
+            # imports ray
+            from autotune.execution.ray_cluster import Heartbeat, connected  # noqa: PLC0415
+
             with connected(self._config) as size:
-                self._heartbeat = _Heartbeat()
+                self._heartbeat = Heartbeat(self._config.accelerator_type)
                 self._size.set_result(size)
                 while not self._is_over.wait(_WATCH_SECONDS):
                     self._is_gone()
@@ -527,7 +365,7 @@ class RayConnection:
                 self._size.set_exception(error)
 
 
-def _set_handler(handler: Any) -> None:
+def set_handler(handler: Any) -> None:
     """Install a handler of SIGTERM: ``ray.init`` and ``ray.shutdown`` put others in its place,
     also below Python.
     """
@@ -543,175 +381,3 @@ def call(work: Callable[[], Result], done: "Future[Result]") -> None:
         done.set_result(work())
     except BaseException as error:  # noqa: BLE001  # raised again by who asks for the result
         done.set_exception(error)
-
-
-def _machines(accelerator_type: str | None) -> list[Mapping[str, float]]:
-    """Resources of each machine that is alive and has GPUs of the given kind.
-
-    None selects all machines.
-    """
-    import ray  # noqa: PLC0415  # only after connected() has set the environment
-
-    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return [
-        resources
-        for resources in alive
-        if accelerator_type is None or f"{ACCELERATOR}{accelerator_type}" in resources
-    ]
-
-
-def _size_of(machines: Sequence[Mapping[str, float]]) -> ClusterSize:
-    return ClusterSize(
-        tuple(
-            (int(resources.get("CPU", 0)), int(resources.get("GPU", 0))) for resources in machines
-        )
-    )
-
-
-def num_side_by_side(task: TrialTask) -> int:
-    """Number of trainings of a task's size that the cluster's GPUs hold side by side with the CPUs
-    that they take; 1 if they take no GPU.
-
-    On several machines a training of several workers counts as one that fits only by itself, see
-    ``ClusterSize.holds``.
-    """
-    size = _size_of(_machines(task.accelerator_type))
-    if not task.num_gpus or (task.num_workers > 1 and len(size.machines) > 1):
-        return 1
-    return max(1, sum(size.places(task.num_cpus, task.num_gpus)))
-
-
-def _accelerator_types() -> list[str]:
-    """Kinds of GPU of the machines that are alive, as Ray names them."""
-    return sorted(
-        {
-            name.removeprefix(ACCELERATOR)
-            for machine in _machines(None)
-            for name in machine
-            if name.startswith(ACCELERATOR)
-        }
-    )
-
-
-def _check_has(accelerator_type: str | None) -> None:
-    if accelerator_type is None or _machines(accelerator_type):
-        return
-    kinds = _accelerator_types()
-    accepted = (
-        f"accepted are null and {', '.join(kinds)}"
-        if kinds
-        else "accepted is null, since Ray knows of no GPU's kind there"
-    )
-    raise ClusterError(f"cluster.accelerator_type: found {accelerator_type}, {accepted}")
-
-
-_QUIET = {
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_AIR_NEW_OUTPUT": "0",
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",
-    "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "TUNE_DISABLE_AUTO_CALLBACK_SYNCER": "1",
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
-    "TUNE_GLOBAL_CHECKPOINT_S": str(10**9),
-    "TUNE_MAX_PENDING_TRIALS_PG": str(10**6),
-    "TUNE_RESULT_BUFFER_LENGTH": "1",
-    "TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S": "30",
-    "TUNE_WARN_THRESHOLD_S": "5",
-}
-"""Environment variables that keep Ray quiet, make it keep no state of its own and leave the
-working folder alone: a study resumes from its storage, a worker's death is its trial's outcome,
-and Ray does not end this process a minute after it is gone itself. Ray may start any number of
-workers at once: ``FreeResources`` limits their number."""
-
-
-def _check_answers(address: str, timeout_seconds: float) -> None:
-    """Refuse an address at which no Ray head answers: Ray itself would try for minutes and print
-    many lines.
-
-    The address is asked with ``ray status`` in a separate process, which can be ended after the
-    timeout. If RAY_AUTH_MODE is not set, a cluster that wants a token gets this machine's: Ray
-    gives that token to a cluster that it starts, but not to its own clients.
-    """
-    if address != "auto":
-        _check_listens(address, timeout_seconds)
-    first_error = ""
-    for mode in [None] if _AUTH_MODE in os.environ else [None, "token"]:
-        environment = {**os.environ, **({_AUTH_MODE: mode} if mode else {})}
-        command = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
-        try:
-            # our own interpreter, and an address that the user gave
-            status = subprocess.run(  # noqa: S603
-                command,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=timeout_seconds,
-                start_new_session=True,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise ClusterError(
-                f"cluster.address: {address} is no Ray head (no answer in {timeout_seconds:g} s);"
-                f" {_ACCEPTED}"
-            ) from error
-        if status.returncode == 0:
-            os.environ.update({_AUTH_MODE: mode} if mode else {})
-            return
-        first_error = first_error or status.stderr
-        if "AuthenticationError" not in first_error:
-            break
-    reason = first_error.strip().rpartition("\n")[2].partition(". ")[0]
-    raise ClusterError(f"cluster.address: {address} does not answer ({reason}); {_ACCEPTED}")
-
-
-_AUTH_MODE = "RAY_AUTH_MODE"
-_ACCEPTED = "accepted is the HOST:PORT of a running Ray head, or auto on a machine of a cluster"
-
-
-def _check_listens(address: str, timeout_seconds: float) -> None:
-    host, _, port = address.rpartition(":")
-    if not host or "://" in host or not port.isdigit():
-        raise ClusterError(
-            f"cluster.address: found {address!r}, accepted are null, auto and HOST:PORT"
-        )
-    try:
-        socket.create_connection((host, int(port)), timeout=timeout_seconds).close()
-    except (OSError, OverflowError) as error:  # OverflowError for a port above 65535
-        reason = getattr(error, "strerror", None) or error
-        raise ClusterError(
-            f"cluster.address: {address} does not answer ({reason}); {_ACCEPTED}"
-        ) from error
-
-
-def _advice(error: BaseException) -> str:
-    """What to do where a local Ray did not start, as the end of a message.
-
-    Empty where a setting is wrong.
-    """
-    if isinstance(error, ValueError):
-        return ""
-    if isinstance(error, OSError):
-        return "; set RAY_TMPDIR to a folder for Ray's files that has room and a short path"
-    return (
-        "; try again when this machine is less busy, or start Ray with `ray start --head` and add"
-        " cluster.address=auto"
-    )
-
-
-def _log_to_autotune(name: str) -> None:
-    """Send a library's log messages to autotune's log file, not to the terminal."""
-    logger = logging.getLogger(name)
-    logger.handlers.clear()
-    logger.propagate = True
-
-
-def _first_line(error: BaseException) -> str:
-    if isinstance(error, SystemExit):
-        return "Ray did not start"
-    return next(
-        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-    )

@@ -1,14 +1,15 @@
 """Processes of ranks whose resources Ray has reserved, on this machine and on others."""
 
+import os
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from autotune.execution.cluster import take_assigned_devices
 from autotune.execution.launcher import Launcher, ProcessExited, TrainingProcess
 from autotune.execution.process_group import ProcessGroup
 from autotune.execution.task import ACCELERATOR, TrialTask
+from autotune.training.capabilities import visible_devices_environment
 
 _ACCELERATOR_AMOUNT = 0.001
 """Amount of a machine's accelerator resource, which is 1, that a worker takes: as Ray itself
@@ -32,7 +33,7 @@ def ray_process_group(task: TrialTask) -> ProcessGroup:
     """The processes for tasks like this one, of a Ray worker in the first bundle of its placement
     group.
     """
-    take_assigned_devices()
+    _take_assigned_devices()
     is_spread = len(bundles(task)) > 1
     return ProcessGroup(
         launcher=task.launcher,
@@ -47,7 +48,7 @@ class _RankWorker:
     """
 
     def __init__(self) -> None:
-        take_assigned_devices()
+        _take_assigned_devices()
         self._launcher = Launcher()
         self._process = TrainingProcess(self._launcher.address, {})
 
@@ -98,3 +99,16 @@ class _RemoteRank:
         """End the actor, and the process with it."""
         ray.kill(self._actor)
         self.is_gone = True
+
+
+def _take_assigned_devices() -> None:
+    """Limit this process, a worker of Ray's, and all that it starts to the GPUs that Ray gave it.
+
+    Called before it uses a GPU.
+
+    Ray does so itself, unless RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES or its like keeps it from
+    that: every trial would then train on the machine's first GPU.
+    """
+    devices: list[str] = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+    if devices:
+        os.environ.update(visible_devices_environment(devices))

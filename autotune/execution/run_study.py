@@ -215,9 +215,9 @@ def _search(
             live.tracker.pause()
 
     room = FreeResources(
+        connection.size_now,
         num_cpus=num_cpus,
         num_gpus=num_gpus,
-        accelerator_type=plan.config.cluster.accelerator_type,
         most=plan.max_concurrent_trials,
         can_grow=plan.may_grow,
     )
@@ -310,7 +310,7 @@ def _confirm(
         return replace(made, number=configuration.trial)
 
     tasks = [task(each, race.first_round) for each in race.configurations]
-    lanes = Lanes.of(tasks, plan.capabilities)
+    lanes = Lanes.of(tasks, plan.capabilities, size)
 
     def batches() -> Iterator[list[list[Run]]]:
         while (now := race.state(confirmations(live.study), limits, plan.objective)).pending:

@@ -13,7 +13,8 @@ import pytest
 
 from autotune.config.command_line import EXIT_BAD_INPUT, run_command
 from autotune.config.compose import Composer
-from autotune.execution.cluster import ClusterSize, connected
+from autotune.execution.cluster import ClusterSize
+from autotune.execution.ray_cluster import connected
 from autotune.tune_study import tune_command
 from tests.support.patience import PATIENCE_SECONDS
 

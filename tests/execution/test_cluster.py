@@ -11,6 +11,7 @@ import ray
 
 from autotune.config.command_line import EXIT_BAD_INPUT, run_command
 from autotune.config.schema import ClusterConfig
+from autotune.execution import ray_cluster
 from autotune.execution.cluster import ClusterSize, FreeResources, RayConnection
 from autotune.execution.process_group import rank_environment
 from autotune.execution.task import TrialTask
@@ -34,20 +35,13 @@ class Task:
         ({"most": 2, "can_grow": False}, 2, False),
         ({"most": 9, "can_grow": False}, 3, False),
         ({"most": 9, "can_grow": True}, 3, True),
-        ({"most": None, "can_grow": True, "accelerator_type": "H100"}, 1, True),
-        ({"most": None, "can_grow": True, "accelerator_type": "H100"}, 2, False),
     ],
 )
 def test_as_many_as_fit_or_as_were_asked_for(
-    settings: dict[str, Any], num_running: int, has_room: bool, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any], num_running: int, has_room: bool
 ) -> None:
-    machines = [
-        {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0, "accelerator_type:H100": 1.0}},
-        {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 1.0, "accelerator_type:A100": 1.0}},
-        {"Alive": False, "Resources": {}},
-    ]
-    monkeypatch.setattr(ray, "nodes", lambda: machines)
-    room = FreeResources(num_cpus=2, num_gpus=1, **{"accelerator_type": None, **settings})
+    size = ClusterSize(((8, 2), (8, 1)))
+    room = FreeResources(lambda: size, num_cpus=2, num_gpus=1, **settings)
     # it has what is asked
     assert room([Task()] * num_running) is has_room  # type: ignore[list-item]
 
@@ -78,17 +72,28 @@ def test_each_worker_lies_on_one_machine(
         )
 
 
-def test_machines_that_leave_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "num_cpus"), [(None, 12), ("H100", 8), ("A100", 0)])
+def test_machines_that_are_alive_and_have_the_kind_of_gpu_count(
+    kind: str | None, num_cpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machines = [
-        {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 1.0}},
+        {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0, "accelerator_type:H100": 1.0}},
         {"Alive": True, "Resources": {"CPU": 4.0}},
+        {"Alive": False, "Resources": {}},
     ]
     monkeypatch.setattr(ray, "nodes", lambda: machines)
+    assert ray_cluster.size_of(kind).num_cpus == num_cpus
+
+
+def test_machines_that_leave_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    machines = [(8, 1), (4, 0)]
     monkeypatch.setattr("autotune.execution.cluster._ASK_AGAIN_SECONDS", -1.0)
-    room = FreeResources(num_cpus=2, num_gpus=1, accelerator_type=None, most=None, can_grow=False)
+    room = FreeResources(
+        lambda: ClusterSize(tuple(machines)), num_cpus=2, num_gpus=1, most=None, can_grow=False
+    )
     task = Task()
     assert room.shortage(task) is None  # type: ignore[arg-type]  # it has what is asked
-    machines[0]["Alive"] = False
+    del machines[0]
     assert room.shortage(task) == "it takes 2 CPU and 1 GPU, and Ray has 4 CPU and 0 GPU"  # type: ignore[arg-type]
 
 

@@ -12,7 +12,8 @@ import ray
 
 from autotune.config.compose import Composer
 from autotune.errors import ClusterError
-from autotune.execution.cluster import ClusterSize, RayConnection, _check_answers
+from autotune.execution.cluster import ClusterSize, RayConnection
+from autotune.execution.ray_cluster import _check_answers
 
 
 def _connection() -> RayConnection:

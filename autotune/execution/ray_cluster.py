@@ -1,0 +1,340 @@
+"""Ray: a local instance that is started and ended, or a running cluster that is joined.
+
+The environment is set before Ray is imported.
+"""
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from autotune.config.schema import ClusterConfig
+from autotune.errors import ClusterError
+from autotune.execution.cluster import LOCAL_CAPABILITIES, ClusterSize, set_handler
+from autotune.execution.launcher import call_by_name
+from autotune.execution.task import ACCELERATOR
+from autotune.training.capabilities import Capabilities, together
+
+_ENVIRONMENT = {
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_AUTO_CALLBACK_SYNCER": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": str(10**9),
+    "TUNE_MAX_PENDING_TRIALS_PG": str(10**6),
+    "TUNE_RESULT_BUFFER_LENGTH": "1",
+    "TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S": "30",
+    "TUNE_WARN_THRESHOLD_S": "5",
+}
+"""Environment variables that keep Ray quiet, make it keep no state of its own and leave the
+working folder alone: a study resumes from its storage, a worker's death is its trial's outcome,
+and Ray does not end this process a minute after it is gone itself. Ray may start any number of
+workers at once: ``FreeResources`` limits their number."""
+for _name, _value in _ENVIRONMENT.items():
+    os.environ.setdefault(_name, _value)
+
+import ray  # noqa: E402  # after the environment is set
+
+_HEAD_SECONDS = 10.0
+"""Seconds for which the head of a running cluster may not answer before it counts as gone."""
+_ANSWER_SECONDS = 5.0
+"""Longest wait for one answer of a running cluster's head."""
+_PROBE_SECONDS = 60.0
+
+
+@contextlib.contextmanager
+def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
+    """Connect to Ray while the context lasts; a Ray of this process's own is shut down at the end.
+
+    Raises:
+        ClusterError: the cluster does not answer, has no machine of the kind asked for, or cannot
+            hold even one worker.
+    """
+    with contextlib.ExitStack() as stack:
+        options: dict[str, Any] = {}
+        if config.is_local:
+            # Ray's 15 lets timed workers wait for all other processes
+            os.environ.setdefault("RAY_worker_niceness", "0")
+            # Ray Tune's workers have another environment
+            os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+            folder = stack.enter_context(_folder_for_ray())
+            options = {
+                "num_cpus": config.num_cpus,
+                "num_gpus": config.num_gpus,
+                "include_dashboard": False,
+                "_temp_dir": folder,
+            }
+        else:
+            _check_answers(str(config.address), config.connect_timeout_seconds)
+        _log_to_autotune("ray")
+        # mute: Ray's own processes want a token, and its SIGTERM handler is not installed
+        for name in ("authentication", "worker"):
+            logging.getLogger(f"ray._private.{name}").setLevel(logging.ERROR)
+        handler = signal.getsignal(signal.SIGTERM)
+        stack.callback(set_handler, handler)
+        stack.callback(ray.shutdown)
+        blocked = signal.pthread_sigmask(
+            signal.SIG_BLOCK, {signal.SIGHUP}
+        )  # Ray's processes inherit it: a closed terminal is for the driver
+        try:
+            ray.init(
+                address=config.address or "local",
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+                configure_logging=False,
+                **options,
+            )
+        except (Exception, SystemExit) as error:  # Ray raises both where it does not start
+            advice = _advice(error) if config.is_local else ""
+            raise ClusterError(
+                f"cluster.address: {config.address or 'local'}: {_first_line(error)}{advice}"
+            ) from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            set_handler(handler)
+        _check_has(config.accelerator_type)
+        size = size_of(config.accelerator_type)
+        if size.num_cpus < (config.cpus_per_worker or 1):
+            raise ClusterError(
+                f"cluster.cpus_per_worker: found {config.cpus_per_worker or 1}; the cluster has"
+                f" {size.num_cpus} CPUs"
+            )
+        yield size
+
+
+@contextlib.contextmanager
+def _folder_for_ray() -> Iterator[str]:
+    """Yield a new folder for Ray's files that no other user may open.
+
+    Its path is short, since Ray makes sockets in it.
+    """
+    parent = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    try:
+        Path(parent).mkdir(parents=True, exist_ok=True)
+        folder = tempfile.mkdtemp(prefix="autotune-ray-", dir=parent)
+    except OSError as error:
+        raise ClusterError(
+            f"cluster.address: local: {parent} takes no files ({error.strerror}); set RAY_TMPDIR to"
+            " a writable folder of a short path"
+        ) from error
+    try:
+        yield str(Path(folder, "r"))  # Ray makes it and all in it writable by all
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Heartbeat:
+    """Tells when the Ray that this process is connected to is gone: its processes here have
+    ended, or its head does not answer.
+    """
+
+    def __init__(self, accelerator_type: str | None) -> None:
+        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+        self._head = (host.strip("[]"), int(port))
+        self._own = [child for child in psutil.Process().children() if child.name() in _NEEDED]
+        self._answered_at = time.monotonic()
+        self._accelerator_type = accelerator_type
+
+    def size(self) -> ClusterSize:
+        """The resources of the machines that are alive now and have GPUs of the kind wanted."""
+        return size_of(self._accelerator_type)
+
+    def lost(self) -> str | None:
+        """Why Ray counts as gone; None if it is there."""
+        for process in self._own:
+            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                return f"its {_NEEDED[process.name()]} has ended"
+        try:
+            socket.create_connection(self._head, timeout=_ANSWER_SECONDS).close()
+        except OSError as error:
+            if time.monotonic() - self._answered_at > _HEAD_SECONDS:
+                return f"its head does not answer ({getattr(error, 'strerror', None) or error})"
+        else:
+            self._answered_at = time.monotonic()
+        return None
+
+
+_NEEDED = {"gcs_server": "control service (gcs_server)", "raylet": "raylet"}
+"""The processes without which a local Ray is gone."""
+
+
+def cluster_capabilities(config: ClusterConfig) -> Capabilities:
+    """What the machines of a running cluster can run, measured by a worker on a node of each kind
+    of GPU, or on any without GPUs.
+
+    Raises:
+        ClusterError: the cluster does not answer, or no worker started on it.
+    """
+    with connected(config) as size:
+        probe = ray.remote(call_by_name)
+        kinds: list[str | None] = [config.accelerator_type]
+        if config.accelerator_type is None:
+            kinds = [*_accelerator_types()] or kinds
+        resources = [
+            {"num_cpus": 0, "num_gpus": 1 if size.num_gpus else 0, "accelerator_type": kind}
+            for kind in kinds
+        ]
+        probes = [probe.options(**options).remote(LOCAL_CAPABILITIES) for options in resources]
+        try:
+            # all GPUs of a kind may be taken
+            answered, _ = ray.wait(probes, num_returns=len(probes), timeout=_PROBE_SECONDS)
+            nodes: list[Capabilities] = ray.get(answered or probes, timeout=0)
+        except (ray.exceptions.RayError, ImportError) as error:
+            raise ClusterError(
+                f"cluster.address: {config.address}: no worker came up ({_first_line(error)})"
+            ) from error
+        return replace(together(nodes), num_cpus=size.num_cpus, num_gpus=size.num_gpus)
+
+
+def _machines(accelerator_type: str | None) -> list[Mapping[str, float]]:
+    """Resources of each machine that is alive and has GPUs of the given kind.
+
+    None selects all machines.
+    """
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [
+        resources
+        for resources in alive
+        if accelerator_type is None or f"{ACCELERATOR}{accelerator_type}" in resources
+    ]
+
+
+def size_of(accelerator_type: str | None) -> ClusterSize:
+    """The resources of the machines that are alive and have GPUs of the given kind."""
+    return ClusterSize(
+        tuple(
+            (int(resources.get("CPU", 0)), int(resources.get("GPU", 0)))
+            for resources in _machines(accelerator_type)
+        )
+    )
+
+
+def _accelerator_types() -> list[str]:
+    """Kinds of GPU of the machines that are alive, as Ray names them."""
+    return sorted(
+        {
+            name.removeprefix(ACCELERATOR)
+            for machine in _machines(None)
+            for name in machine
+            if name.startswith(ACCELERATOR)
+        }
+    )
+
+
+def _check_has(accelerator_type: str | None) -> None:
+    if accelerator_type is None or _machines(accelerator_type):
+        return
+    kinds = _accelerator_types()
+    accepted = (
+        f"accepted are null and {', '.join(kinds)}"
+        if kinds
+        else "accepted is null, since Ray knows of no GPU's kind there"
+    )
+    raise ClusterError(f"cluster.accelerator_type: found {accelerator_type}, {accepted}")
+
+
+def _check_answers(address: str, timeout_seconds: float) -> None:
+    """Refuse an address at which no Ray head answers: Ray itself would try for minutes and print
+    many lines.
+
+    The address is asked with ``ray status`` in a separate process, which can be ended after the
+    timeout. If RAY_AUTH_MODE is not set, a cluster that wants a token gets this machine's: Ray
+    gives that token to a cluster that it starts, but not to its own clients.
+    """
+    if address != "auto":
+        _check_listens(address, timeout_seconds)
+    first_error = ""
+    for mode in [None] if _AUTH_MODE in os.environ else [None, "token"]:
+        environment = {**os.environ, **({_AUTH_MODE: mode} if mode else {})}
+        command = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
+        try:
+            # our own interpreter, and an address that the user gave
+            status = subprocess.run(  # noqa: S603
+                command,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=timeout_seconds,
+                start_new_session=True,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ClusterError(
+                f"cluster.address: {address} is no Ray head (no answer in {timeout_seconds:g} s);"
+                f" {_ACCEPTED}"
+            ) from error
+        if status.returncode == 0:
+            os.environ.update({_AUTH_MODE: mode} if mode else {})
+            return
+        first_error = first_error or status.stderr
+        if "AuthenticationError" not in first_error:
+            break
+    reason = first_error.strip().rpartition("\n")[2].partition(". ")[0]
+    raise ClusterError(f"cluster.address: {address} does not answer ({reason}); {_ACCEPTED}")
+
+
+_AUTH_MODE = "RAY_AUTH_MODE"
+_ACCEPTED = "accepted is the HOST:PORT of a running Ray head, or auto on a machine of a cluster"
+
+
+def _check_listens(address: str, timeout_seconds: float) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or "://" in host or not port.isdigit():
+        raise ClusterError(
+            f"cluster.address: found {address!r}, accepted are null, auto and HOST:PORT"
+        )
+    try:
+        socket.create_connection((host, int(port)), timeout=timeout_seconds).close()
+    except (OSError, OverflowError) as error:  # OverflowError for a port above 65535
+        reason = getattr(error, "strerror", None) or error
+        raise ClusterError(
+            f"cluster.address: {address} does not answer ({reason}); {_ACCEPTED}"
+        ) from error
+
+
+def _advice(error: BaseException) -> str:
+    """What to do where a local Ray did not start, as the end of a message.
+
+    Empty where a setting is wrong.
+    """
+    if isinstance(error, ValueError):
+        return ""
+    if isinstance(error, OSError):
+        return "; set RAY_TMPDIR to a folder for Ray's files that has room and a short path"
+    return (
+        "; try again when this machine is less busy, or start Ray with `ray start --head` and add"
+        " cluster.address=auto"
+    )
+
+
+def _log_to_autotune(name: str) -> None:
+    """Send a library's log messages to autotune's log file, not to the terminal."""
+    logger = logging.getLogger(name)
+    logger.handlers.clear()
+    logger.propagate = True
+
+
+def _first_line(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return "Ray did not start"
+    return next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )
