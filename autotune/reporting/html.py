@@ -255,9 +255,6 @@ def _side_by_side(sides: pd.DataFrame, study: ConcludedStudy) -> Rows:
         if (numbers > 0).any():  # a training function may tell no samples, and prepares nothing
             cells = numbers.map(text.format, na_action="ignore").fillna("")
             rows.append({"Of one training": name, **cells})
-            if len(numbers) == 2:
-                ratio = numbers.iloc[0] / numbers.iloc[1] if numbers.iloc[1] else math.nan
-                rows[-1]["Ratio"] = "" if math.isnan(ratio) else f"{ratio:.3g}x"
     return rows
 
 
@@ -307,17 +304,12 @@ def _provenance(study: ConcludedStudy) -> dict[str, Any]:
         "Processor": _listed({**processor, "memory_bytes": None}),
         "GPUs": ", ".join(str(gpu.get("name")) for gpu in machine.get("gpus") or []),
         "Versions": _listed(versions),
-        "Seeds of the confirmation": ", ".join(
-            map(str, (summary.get("seeds") or {}).get("confirmation", []))
-        ),
-        "Seeds of the search": f"in trials.csv, such as {trials.seed.iloc[0]}"
-        if len(trials)
-        else None,
+        "Seeds": _listed(summary.get("seeds") or {}),
     }
 
 
 def _listed(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items() if value)
+    return ", ".join(f"{name} {value}" for name, value in values.items() if value not in (None, ""))
 
 
 def _date(seconds: float) -> str | None:

@@ -206,11 +206,7 @@ def describe_ratio(ratio: Ratio | None) -> str:
     """
     if ratio is None:
         return "not measured"
-    return measured_ratio(ratio) if ratio.is_resolved else NOT_SHOWN
-
-
-NOT_SHOWN = "not shown"
-"""Told in place of a ratio whose sides are not shown to differ."""
+    return measured_ratio(ratio) if ratio.is_resolved else "not shown"
 
 
 def measured_ratio(ratio: Ratio) -> str:

@@ -419,10 +419,5 @@ def _phases_chart(study: ConcludedStudy) -> Chart | None:
     figure = px.bar(seconds, orientation="h", color_discrete_map=_PHASE_COLOURS, template="none")
     figure.update_yaxes(autorange="reversed", showgrid=False, title="")
     figure.update_xaxes(title="Seconds", rangemode="tozero")
-    words = "; ".join(
-        f"{label}: " + ", ".join(f"{phase} {number:.3g} s" for phase, number in row.items())
-        for label, row in seconds.iterrows()
-    )
-    return Chart(
-        name="phases", description=f"Seconds in each phase. {words}.", figure=figure, height=220
-    )
+    description = f"Seconds in each phase of one training: {', '.join(seconds.index)}."
+    return Chart(name="phases", description=description, figure=figure, height=220)

@@ -291,13 +291,6 @@ def make_front(objective: Pareto, results: Mapping[int, TrialResult]) -> Front |
     )
 
 
-@dataclass
-class _Stretch:
-    worker: int
-    started_seconds: float
-    from_train_seconds: float
-
-
 class StudyTables:
     """Writes ``trials.csv`` and ``trace.csv`` while a study runs: a row for each trial that ends,
     and each time one leaves its worker.
@@ -321,7 +314,8 @@ class StudyTables:
             space.keys,
         )
         self._began_at = min((result.started_at for result in results), default=time.time())
-        self._running: dict[int, _Stretch] = {}
+        self._running: dict[int, tuple[int, float, float]] = {}
+        """By trial: its worker, ``started_seconds`` and ``from_train_seconds``."""
         write_trials(self._trials, space, results, scores, unit)
         rows = _whole_rows(self._trace)
         self._num_rows = len(rows)
@@ -330,11 +324,10 @@ class StudyTables:
 
     def trial_started(self, trial: int, overrides: tuple[str, ...]) -> None:
         """Note that a worker begins or resumes a trial."""
-        busy = {stretch.worker for stretch in self._running.values()}
+        busy = {worker for worker, _, _ in self._running.values()}
         worker = next(number for number in range(len(busy) + 1) if number not in busy)
-        self._running[trial] = _Stretch(
-            worker, time.time() - self._began_at, self._train_seconds.get(trial, 0.0)
-        )
+        trained = self._train_seconds.get(trial, 0.0)
+        self._running[trial] = (worker, time.time() - self._began_at, trained)
 
     def evaluated(self, trial: int, evaluation: Evaluation) -> None:
         """Note how many seconds a running trial has trained."""
@@ -359,20 +352,11 @@ class StudyTables:
 
     def _end(self, trial: int, outcome: str) -> None:
         """End the stretch of a trial, unless it was paused and so has its last row already."""
-        if (stretch := self._running.pop(trial, None)) is not None:
-            seconds = (
-                stretch.started_seconds,
-                time.time() - self._began_at,
-                stretch.from_train_seconds,
-            )
-            row = (
-                self._num_rows,
-                trial,
-                stretch.worker,
-                *seconds,
-                self._train_seconds.get(trial, 0.0),
-                outcome,
-            )
+        if trial in self._running:
+            worker, started, trained_before = self._running.pop(trial)
+            seconds = (started, time.time() - self._began_at, trained_before)
+            trained = self._train_seconds.get(trial, 0.0)
+            row = (self._num_rows, trial, worker, *seconds, trained, outcome)
             _append_row(self._trace, row, "\n")
             self._num_rows += 1
 

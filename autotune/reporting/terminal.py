@@ -34,14 +34,9 @@ from autotune.reporting.scores import (
     format_seconds,
 )
 
-REFRESHES_PER_SECOND = 2
-MAX_SPOILT_TOLD = 3
+_MAX_SPOILT_TOLD = 3
 """Trainings with spoilt times that are told one by one, before they would fill the screen of a
 busy machine."""
-_OTHER_LINES = 8
-"""Lines of the live display that do not show a trial."""
-_MIN_STARTED = 5
-"""Trials that must have started before the time left is told."""
 
 
 class StudyDisplay:
@@ -92,7 +87,7 @@ class StudyDisplay:
             self._live = Live(
                 console=self._console,
                 get_renderable=self._render,
-                refresh_per_second=REFRESHES_PER_SECOND,
+                refresh_per_second=2,
             )
             self._live.start(refresh=True)
         else:
@@ -113,11 +108,12 @@ class StudyDisplay:
         if self._live is not None:
             self._live.stop()
             self._live = None
-        if self._num_spoilt > MAX_SPOILT_TOLD:
+        if self._num_spoilt > _MAX_SPOILT_TOLD:
             kept = self._num_spoilt - self._num_retaken
             self.note(
                 f"other programs spoilt the times of {self._num_spoilt} trainings:"
-                f" {self._num_retaken} trained again, {kept} marked"
+                f" {self._num_retaken} trained again, {kept} marked; end them, or keep such times"
+                " with search.max_retakes=0 (docs/measuring.md)"
             )
 
     def trial_started(self, trial: int, overrides: Sequence[str]) -> None:
@@ -178,17 +174,12 @@ class StudyDisplay:
         self._paused.pop(trial, None)
 
     def _spoilt(self, line: str) -> None:
-        """Note that other programs spoilt a training's times: the first few times, then once
-        what can be done, and at the end how often.
+        """Note that other programs spoilt a training's times: the first few times, and at the end
+        how often.
         """
         self._num_spoilt += 1
-        if self._num_spoilt <= MAX_SPOILT_TOLD:
+        if self._num_spoilt <= _MAX_SPOILT_TOLD:
             self.note(line)
-        elif self._num_spoilt == MAX_SPOILT_TOLD + 1:
-            self.note(
-                "other programs keep spoiling times, which is no longer told of each training: end"
-                " them, or keep such times, marked, with search.max_retakes=0 (docs/measuring.md)"
-            )
 
     def _line(self, result: TrialResult, score: float | None) -> str:
         spent = score if score is not None else self._scale.spent(result)
@@ -226,7 +217,7 @@ class StudyDisplay:
         """
         elapsed = time.monotonic() - self._began_at
         left = math.inf if self._seconds is None else max(0.0, self._seconds - elapsed)
-        if self._num_trials is not None and self._num_started >= _MIN_STARTED:
+        if self._num_trials is not None and self._num_started >= 5:  # fewer tell no pace
             num_left = max(
                 0,
                 self._num_trials - self._outcomes.total() - len(self._paused) - len(self._running),
@@ -238,7 +229,7 @@ class StudyDisplay:
         # Called by the refreshing thread: the dict is copied in one step, since the study adds and
         # removes trials meanwhile.
         running = list(self._running.items())
-        room = max(3, self._console.height - _OTHER_LINES)
+        room = max(3, self._console.height - 8)  # the other lines
         table = Table(box=None, expand=True, padding=(0, 1), header_style="bold")
         table.add_column("trial", justify="right", no_wrap=True)
         table.add_column("overrides", ratio=1, no_wrap=True, overflow="ellipsis")
@@ -373,14 +364,13 @@ def shorten_overrides(overrides: Sequence[str]) -> str:
     """Overrides on one line: the last part of each key, and floats with three significant
     digits.
     """
-    return " ".join(_shorten_override(override) for override in overrides) or "(no overrides)"
-
-
-def _shorten_override(override: str) -> str:
-    key, equals, value = override.partition("=")
-    with contextlib.suppress(ValueError):
-        value = f"{float(value):.3g}" if any(mark in value for mark in ".e") else value
-    return f"{key.rsplit('.', 1)[-1]}{equals}{value}"
+    shown = []
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        with contextlib.suppress(ValueError):
+            value = f"{float(value):.3g}" if any(mark in value for mark in ".e") else value
+        shown.append(f"{key.rsplit('.', 1)[-1]}{equals}{value}")
+    return " ".join(shown) or "(no overrides)"
 
 
 def printable(line: str) -> str:

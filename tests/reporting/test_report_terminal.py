@@ -134,11 +134,8 @@ def test_a_busy_machine_does_not_fill_the_screen() -> None:
             f"trial {trial}  CONTENDED: it waited; its configuration is tried again"
             for trial in range(3)
         ),
-        (
-            "other programs keep spoiling times, which is no longer told of each training: end"
-            " them, or keep such times, marked, with search.max_retakes=0 (docs/measuring.md)"
-        ),
-        "other programs spoilt the times of 6 trainings: 5 trained again, 1 marked",
+        "other programs spoilt the times of 6 trainings: 5 trained again, 1 marked; end them,"
+        " or keep such times with search.max_retakes=0 (docs/measuring.md)",
     ]
 
 
@@ -219,7 +216,6 @@ def test_the_summary_compares_and_says_what_to_type_next(monkeypatch: pytest.Mon
             {"is_exported": False},
             "best      no configuration was shown to be faster than the baseline",
         ),
-        ({"is_exported": False}, "closest   10.5 s (mean of 2 runs), trial 7"),
         (
             {"speed_up": Ratio(ratio=0.8, low=0.7, high=0.9, num_pairs=2)},
             "slower than the baseline",
@@ -242,7 +238,6 @@ def test_the_summary_compares_and_says_what_to_type_next(monkeypatch: pytest.Mon
             {"speed_up": Ratio(ratio=4.55, low=0.0, high=math.inf, num_pairs=1)},
             "a single pair has no interval: not shown to be faster",
         ),
-        ({"speed_up": Ratio(ratio=4.55, low=1.0, high=9.0, num_pairs=4)}, "not shown to be faster"),
     ],
 )
 def test_the_summary_claims_no_more_than_was_measured(
