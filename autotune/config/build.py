@@ -11,6 +11,7 @@ reach through a module to what that module imported (``my_net.os.system``).
 import functools
 import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -269,29 +270,20 @@ def _refusal(where: str, found: str, component: str | None, module: str) -> str:
 
 
 def _locate(name: str, where: str) -> Any:
-    parts = name.split(".")
-    for length in range(len(parts), 0, -1):
-        module_name = ".".join(parts[:length])
-        try:
-            found: Any = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            if error.name is not None and not within(module_name, [error.name]):
-                raise ConfigError(
-                    f"{where}: {name}: importing {module_name} failed: {error}"
-                ) from error
-            continue
-        except (ImportError, SyntaxError, ValueError) as error:
-            raise ConfigError(
-                f"{where}: {name}: importing {module_name} failed: {error}"
-            ) from error
-        for attribute in parts[length:]:
-            if not hasattr(found, attribute):
-                raise ConfigError(
-                    f"{where}: {name}: {module_name} has no {'.'.join(parts[length:])}"
-                )
-            found = getattr(found, attribute)
-        return found
-    raise ConfigError(
-        f"{where}: {name}: no module {parts[0]!r} is installed, in the working folder or beside"
-        " --config-dir"
-    )
+    try:
+        return pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
+        reason: Exception = error
+        module = name.rpartition(".")[0]
+        if isinstance(error, AttributeError):
+            try:
+                importlib.import_module(module)
+            except (ImportError, SyntaxError, ValueError) as failed:
+                reason = failed  # what resolve_name leaves out: the module is there, and broken
+        hint = (
+            "; modules are looked for among those installed, in the working folder and beside"
+            " --config-dir"
+            if isinstance(reason, ModuleNotFoundError)
+            else ""
+        )
+        raise ConfigError(f"{where}: {name}: {' '.join(str(reason).split())}{hint}") from error

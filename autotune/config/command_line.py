@@ -7,10 +7,8 @@ several lines, exit with code 1, and run callbacks that a configuration names.
 
 import argparse
 import atexit
-import errno
 import gc
 import importlib.metadata
-import io
 import os
 import re
 import signal
@@ -20,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from autotune.errors import AutotuneError, ConfigError, WorkerError
 from autotune.remote import user_path
@@ -202,7 +200,6 @@ def run_main(command: Callable[[Sequence[str]], int]) -> NoReturn:
 
     SIGTERM and SIGHUP end it as Ctrl-C does.
     """
-    _outlive_terminal()
     # Python would look for garbage among all that was imported, for a second or two
     atexit.register(gc.freeze)
     process = os.getpid()
@@ -234,35 +231,6 @@ def _interrupt_again(unraisable: "sys.UnraisableHookArgs") -> None:
         threading.Timer(_AGAIN_SECONDS, signal.pthread_kill, [main_thread, signal.SIGTERM]).start()
     else:
         sys.__unraisablehook__(unraisable)
-
-
-class _Terminal(io.FileIO):
-    """A terminal; what is written to it once it is gone is dropped.
-
-    SIGHUP ends the command, unless the command is to outlive it.
-    """
-
-    def write(self, content: Any, /) -> int:
-        try:
-            return super().write(content)
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            return memoryview(content).nbytes
-
-
-def _outlive_terminal() -> None:
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is not None and stream.isatty():
-            terminal = io.BufferedWriter(_Terminal(stream.fileno(), "w", closefd=False))
-            setattr(
-                sys,
-                name,
-                io.TextIOWrapper(
-                    terminal, encoding=stream.encoding, errors=stream.errors, line_buffering=True
-                ),
-            )
 
 
 def ending_signals() -> list[signal.Signals]:

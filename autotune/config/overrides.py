@@ -2,12 +2,12 @@
 ``a=[device=cpu,model.widths=[16,32]]``.
 
 ``autotune.space.override_text`` writes a value in Hydra's grammar, and ``read_value`` reads it. The
-grammar has no ``key=value`` within a list, so a list of overrides is split at its own commas, and
-each element is then parsed as an override.
+grammar has no ``key=value`` within a list, so a list of overrides is split at those commas that end
+an override.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -17,7 +17,6 @@ from omegaconf import OmegaConf
 
 from autotune.errors import ConfigError
 
-_OPENING = {"[": "]", "{": "}", "(": ")"}
 _MAX_SHOWN = 200
 
 _MISSING = "???"
@@ -33,18 +32,14 @@ def read_value(text: str) -> Any:
     """
     try:
         override = OverridesParser.create().parse_override(f"value={text}")
+        if override.is_sweep_override():
+            raise ValueError("it is a sweep")
     except (HydraException, ValueError, RecursionError) as error:
-        raise _no_value(text) from error
-    if override.is_sweep_override():
-        raise _no_value(text)
+        raise ConfigError(
+            f"{text[:_MAX_SHOWN]!r}: not a value, which is a number, true, false, null, a list, or"
+            " text in quotes"
+        ) from error
     return override.value()
-
-
-def _no_value(text: str) -> ConfigError:
-    return ConfigError(
-        f"{text[:_MAX_SHOWN]!r}: not a value; accepted is a number, true, false, null, a list, or"
-        " text in quotes"
-    )
 
 
 def as_configured(value: Any) -> Any:
@@ -70,32 +65,24 @@ def without_plain_text(text: str) -> str:
     return "" if text == _MISSING_AS_TEXT else re.sub(r"(?<!\\)((?:\\\\)*)\\\$\{", r"\1\\ ", text)
 
 
-def parse_override(text: str, where: str = "") -> Override:
+def parse_override(text: str) -> Override:
     """Parse one override.
-
-    Args:
-        where: name of the list that the override is in, for messages.
 
     Raises:
         ConfigError: the text is no override.
     """
-    found = repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...")
-    found = f"{where}: {found}" if where else found
+    found = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
     try:
         override = OverridesParser.create().parse_override(text)
-    # ValueError: a number of thousands of digits
+        if not override.key_or_group:
+            raise ValueError("it has no key")
+    # ValueError: a number of thousands of digits, too
     except (HydraException, ValueError, RecursionError) as error:
-        raise _no_override(found) from error
-    if not override.key_or_group:
-        raise _no_override(found)
+        raise ConfigError(
+            f"{found!r}: not an override; write key=value (quote values with special characters:"
+            " 'key=\"a b\"')"
+        ) from error
     return override
-
-
-def _no_override(found: str) -> ConfigError:
-    return ConfigError(
-        f"{found}: not an override; accepted is key=value (quote values with special characters:"
-        " 'key=\"a b\"')"
-    )
 
 
 def read_override_list(text: str, where: str) -> tuple[str, ...]:
@@ -109,55 +96,29 @@ def read_override_list(text: str, where: str) -> tuple[str, ...]:
         ConfigError: the text is no list, or an element is no override.
     """
     stripped = text.strip()
-    accepted = (
-        f"accepted is a list of overrides, as in {where}=[device=cpu,optimizer.lr=0.1], or"
-        f" {where}=[]"
-    )
+    example = f"write {where}=[device=cpu,optimizer.lr=0.1], or {where}=[]"
     if not (stripped.startswith("[") and stripped.endswith("]")):
-        raise ConfigError(f"{where}: found {text!r}, {accepted}")
-    elements = [_unquoted(element.strip()) for element in _split(stripped[1:-1], where)]
-    if elements == [""]:
+        raise ConfigError(f"{where}: found {text!r}; {example}")
+    elements: list[str] = []
+    for piece in stripped[1:-1].split(","):
+        if elements and (elements[-1].endswith("\\") or not _is_override(elements[-1])):
+            elements[-1] += f",{piece}"  # the comma is escaped, or in brackets or quotes
+        else:
+            elements.append(piece)
+    if not stripped[1:-1].strip():
         return ()
     for element in elements:
-        if "=" not in element:
-            raise ConfigError(f"{where}: found {element!r} in it, {accepted}")
-        override_key(element, where)
-    return tuple(elements)
+        if not _is_override(element):
+            raise ConfigError(f"{where}: found {element.strip()!r} in it; {example}")
+    return tuple(_unquoted(element.strip()) for element in elements)
 
 
-def override_key(override: str, where: str) -> str:
-    """Key or config group that an override sets.
-
-    Raises:
-        ConfigError: the override does not parse.
-    """
-    return str(parse_override(override, where).key_or_group)
-
-
-def _split(text: str, where: str) -> Sequence[str]:
-    """Split a text at the commas that are neither in brackets nor in quotes."""
-    elements, start, closing, quote, is_escaped = [], 0, [""], "", False
-    for index, character in enumerate(text):
-        if is_escaped or character == "\\":
-            is_escaped = not is_escaped
-        elif quote:
-            quote = "" if character == quote else quote
-        elif character in "'\"":
-            quote = character
-        elif character in _OPENING:
-            closing.append(_OPENING[character])
-        elif character == closing[-1]:
-            closing.pop()
-        elif character in "]})":
-            raise ConfigError(
-                f"{where}: found {character!r} in {text!r} without its opening bracket"
-            )
-        elif character == "," and len(closing) == 1:
-            elements.append(text[start:index])
-            start = index + 1
-    if quote or len(closing) > 1:
-        raise ConfigError(f"{where}: found {text!r}, in which {quote or closing[-1]!r} is missing")
-    return [*elements, text[start:]]
+def _is_override(text: str) -> bool:
+    text = _unquoted(text.strip())
+    try:
+        return "=" in text and bool(parse_override(text))
+    except ConfigError:
+        return False
 
 
 def _unquoted(element: str) -> str:

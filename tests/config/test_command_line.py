@@ -1,7 +1,5 @@
 """The command line: flags, exit codes, and completion in a real shell."""
 
-import os
-import pty
 import shutil
 import subprocess
 import sys
@@ -102,14 +100,6 @@ def test_an_interrupt_has_its_own_exit_code(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err == "autotune: interrupted\n"
 
 
-def test_a_fault_that_autotune_does_not_explain_keeps_its_traceback() -> None:
-    def command(arguments: Sequence[str]) -> int:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        run_command(command, [])
-
-
 def test_user_code_is_importable_from_here_and_around_the_config_dir(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,9 +121,7 @@ def test_user_code_is_importable_from_here_and_around_the_config_dir(
 # Completion.
 
 
-@pytest.mark.parametrize(
-    "command", ["foo", "install", "install=tcsh", "query=", "=bash", "install=bash=zsh"]
-)
+@pytest.mark.parametrize("command", ["foo", "install", "install=tcsh", "=bash", "install=bash=zsh"])
 def test_a_wrong_completion_command_is_refused_in_one_line(command: str) -> None:
     with pytest.raises(ConfigError) as refused:
         shell_completion(command, [], [])
@@ -186,14 +174,12 @@ def completions(
     [
         ("autotune exper", ["experiment="]),
         ("autotune exp", ["export"]),
-        ("autotune train exper", ["experiment="]),
         ("autotune experiment=cnn_c", ["experiment=cnn_cifar10"]),
         ("autotune experiment=cnn optimizer", ["optimizer.", "optimizer="]),
         (
             "autotune experiment=cnn --cfg job optimizer=adamw",
             ["optimizer=adamw", "optimizer=adamw_decoupled"],
         ),
-        ("autotune experiment=cnn optimizer=adamw optimizer.weight", ["optimizer.weight_decay="]),
         ("autotune no_such_key=1 epochs=", []),
         ("autotune --resol", []),
         ("autotune --config-dir ", []),
@@ -206,20 +192,13 @@ def test_keys_groups_and_names_are_completed(
     assert completions(line, monkeypatch, capsys) == words
 
 
-def test_what_stands_behind_the_cursor_is_not_completed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert completions(
-        "autotune epoch batch_size=3", monkeypatch, capsys, point=len("autotune epoch")
-    ) == ["epochs="]
-
-
-def test_experiments_of_ones_own_folder_are_completed(
+def test_experiments_of_ones_own_folder_are_completed_up_to_the_cursor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nepochs: 3\n")
-    assert completions(f"autotune -cd {tmp_path} experiment=mi", monkeypatch, capsys) == [
+    line = f"autotune -cd {tmp_path} experiment=mi"
+    assert completions(f"{line} epochs=3", monkeypatch, capsys, point=len(line)) == [
         "experiment=mine"
     ]
 
@@ -252,36 +231,3 @@ def test_tab_completes_in_bash_and_can_be_uninstalled(tmp_path: Path) -> None:
         "complete -o default -o nospace -F hydra_bash_completion autotune",
     ]
     assert "no completion specification" in done.stderr
-
-
-_OUTLIVES_ITS_TERMINAL = """
-import signal, sys
-from pathlib import Path
-from autotune.config.command_line import run_main
-
-def command(arguments):
-    print("ready", flush=True)
-    while signal.sigtimedwait([signal.SIGHUP], 60) is None:
-        pass
-    for output in (sys.stdout, sys.stderr):
-        print("x" * 100_000, file=output, flush=True)
-    Path(arguments[0]).write_text("went on")
-    return 0
-
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
-run_main(command)
-"""
-
-
-@pytest.mark.command
-def test_what_is_printed_to_a_terminal_that_is_gone_is_dropped(tmp_path: Path) -> None:
-    process, terminal = pty.fork()
-    if process == 0:
-        os.chdir(ROOT)
-        os.execv(
-            sys.executable, [sys.executable, "-c", _OUTLIVES_ITS_TERMINAL, str(tmp_path / "end")]
-        )
-    assert b"ready" in os.read(terminal, 100)
-    os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
-    assert (tmp_path / "end").read_text() == "went on"

@@ -4,7 +4,7 @@ list.
 
 import pytest
 
-from autotune.config.overrides import override_key, read_override_list
+from autotune.config.overrides import read_override_list
 from autotune.errors import ConfigError
 
 
@@ -38,25 +38,17 @@ def test_a_list_is_taken_apart_at_its_own_commas(text: str, overrides: tuple[str
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("device=cpu", "b: found 'device=cpu', accepted is a list"),
-        ("", "b: found ''"),
-        ("[device=cpu", "accepted is a list"),
+        ("device=cpu", "b: found 'device=cpu'; write b=[device=cpu,optimizer.lr=0.1], or b=[]"),
+        ("[device=cpu", "b: found '[device=cpu'; write "),
         ("[lr=0.1,0.2]", "b: found '0.2' in it"),
         ("[lr=0.1,]", "b: found '' in it"),
         ("[~model]", "b: found '~model' in it"),
-        ("[x=[1]", "']' is missing"),
-        ("[x=1]]", "without its opening bracket"),
-        ("[x='1]", "is missing"),
-        ("[x=a=b]", "b: 'x=a=b': not an override; accepted is key=value"),
+        ("[x=[1]", "b: found 'x=[1' in it"),
+        ("[x=1]]", "b: found 'x=1]' in it"),
+        ("[x=a=b]", "b: found 'x=a=b' in it"),
     ],
 )
 def test_what_is_no_list_of_overrides_is_refused(text: str, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read_override_list(text, "b")
-    assert said in str(refused.value)
-    assert str(refused.value).startswith("b: ")
-
-
-def test_an_override_has_a_key() -> None:
-    assert override_key("+model.depth=3", "a") == "model.depth"
-    assert override_key("optimizer=sgd", "a") == "optimizer"
+    assert str(refused.value).startswith(said)
