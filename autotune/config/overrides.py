@@ -96,7 +96,7 @@ def read_override_list(text: str, where: str) -> tuple[str, ...]:
         ConfigError: the text is no list, or an element is no override.
     """
     stripped = text.strip()
-    example = f"write {where}=[device=cpu,optimizer.lr=0.1], or {where}=[]"
+    example = f"write a list of overrides, {where}=[device=cpu,optimizer.lr=0.1], or {where}=[]"
     if not (stripped.startswith("[") and stripped.endswith("]")):
         raise ConfigError(f"{where}: found {text!r}; {example}")
     elements: list[str] = []

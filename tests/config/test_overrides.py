@@ -38,8 +38,11 @@ def test_a_list_is_taken_apart_at_its_own_commas(text: str, overrides: tuple[str
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("device=cpu", "b: found 'device=cpu'; write b=[device=cpu,optimizer.lr=0.1], or b=[]"),
-        ("[device=cpu", "b: found '[device=cpu'; write "),
+        (
+            "device=cpu",
+            "b: found 'device=cpu'; write a list of overrides, b=[device=cpu,optimizer.lr=0.1], or b=[]",
+        ),
+        ("[device=cpu", "b: found '[device=cpu'; write a list"),
         ("[lr=0.1,0.2]", "b: found '0.2' in it"),
         ("[lr=0.1,]", "b: found '' in it"),
         ("[~model]", "b: found '~model' in it"),
