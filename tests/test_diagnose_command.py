@@ -36,8 +36,8 @@ def test_without_measuring_devices_and_what_is_left_out_are_told(
     )
     said = capsys.readouterr().out
     reason = (
-        "precision=tf32: precision.float32_precision=tf32 is for GPUs, and this training runs on"
-        " the CPU"
+        "precision=tf32: precision.float32_precision=tf32 is for CUDA GPUs, and this training runs"
+        " on the CPU"
     )
     assert f"left out      {reason}\n" in said
     assert "matrix product" not in said

@@ -5,13 +5,12 @@ its launcher need not import it.
 import os
 import platform
 import runpy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from autotune.config.schema import ClusterConfig, TrialConfig
 from autotune.measurement import Device
@@ -122,78 +121,53 @@ def several_kinds(config: TrialConfig, capabilities: Capabilities) -> str | None
 
 def unsupported(config: TrialConfig, capabilities: Capabilities) -> str | None:
     """Why this machine cannot run a training; None if it can."""
-    if config.device == "cuda" and capabilities.num_gpus == 0:
+    return next(_obstacles(config, capabilities), None)
+
+
+def _obstacles(config: TrialConfig, capabilities: Capabilities) -> Iterator[str]:
+    """What a training asks for that this machine does not have, in words."""
+    runtime, precision, device = config.runtime, config.precision, config.device
+    if device == "cuda" and capabilities.num_gpus == 0:
         reason = capabilities.no_gpu_reason
-        return (
-            "device=cuda needs a GPU, and"
-            f" {'there is none' if reason is None else f'torch sees none: {reason}'}"
-        )
-    if config.device in OTHER_DEVICES and config.device not in capabilities.other_devices:
-        return f"device={config.device} needs {OTHER_DEVICES[config.device]}, and torch sees none"
+        seen = "there is none" if reason is None else f"torch sees none: {reason}"
+        yield f"device=cuda needs a GPU, and {seen}"
+    if device in OTHER_DEVICES and device not in capabilities.other_devices:
+        yield f"device={device} needs {OTHER_DEVICES[device]}, and torch sees none"
     uses_gpu = uses_cuda(config, capabilities)
-    if (
-        reason := _unsupported_parallelism(config.parallelism, capabilities, uses_gpu=uses_gpu)
-    ) is not None:
-        return reason
-    if config.runtime.compile is not None and not capabilities.has_compiler:
-        return f"runtime.compile={config.runtime.compile} needs a C++ compiler, and there is none"
-    if config.precision.float8 and not capabilities.has_torchao:
-        return (
-            "precision.float8 needs torchao, which is not installed (pip install 'autotune[fp8]')"
-        )
-    return _unsupported_by_gpu(config, capabilities) if uses_gpu else _without_effect(config)
-
-
-def _unsupported_parallelism(
-    parallelism: Mapping[str, Any], capabilities: Capabilities, *, uses_gpu: bool
-) -> str | None:
-    num_workers = parallelism["num_workers"]
-    for kind, number in (
-        ("CPUs", capabilities.num_cpus),
-        *([("GPUs", capabilities.num_gpus)] if uses_gpu else []),
-    ):
+    available = {"CPUs": capabilities.num_cpus}
+    if uses_gpu:
+        available["GPUs"] = capabilities.num_gpus
+    num_workers = config.parallelism["num_workers"]
+    for kind, number in available.items():
         if num_workers > number:
-            return (
+            yield (
                 f"parallelism.num_workers={num_workers} needs as many {kind}, and there are"
                 f" {number}"
             )
-    if not uses_gpu and parallelism.get("backend") == "nccl":
-        return "parallelism.backend=nccl needs GPUs"
-    if not uses_gpu and parallelism.get("compression") == "bf16":
-        return "parallelism.compression=bf16 needs NCCL, and so GPUs"
-    return None
-
-
-def _unsupported_by_gpu(config: TrialConfig, capabilities: Capabilities) -> str | None:
-    """Which number format of the configuration the GPUs are too old for, as a message.
-
-    None if they support all.
-    """
-    precision = config.precision
-    wanted = {
-        "float8": precision.float8,
-        "bfloat16": "bfloat16" in (precision.autocast_dtype, precision.weights_dtype),
-        "TensorFloat-32": _is_plain_tf32(config),
-    }
-    found = capabilities.compute_capability
-    for name, is_wanted in wanted.items():
-        if is_wanted and found is not None and found < (least := _MIN_COMPUTE_CAPABILITY[name]):
-            needed, available = (f"{major}.{minor}" for major, minor in (least, found))
-            return (
-                f"{name} needs CUDA compute capability {needed}, and {capabilities.gpu_name} has"
-                f" {available}"
-            )
-    return None
-
-
-def _without_effect(config: TrialConfig) -> str | None:
-    """A setting that has no effect but with CUDA, as a message.
-
-    None if the configuration has no such setting.
-    """
-    runtime = config.runtime
+    if runtime.compile is not None and not capabilities.has_compiler:
+        yield f"runtime.compile={runtime.compile} needs a C++ compiler, and there is none"
+    if precision.float8 and not capabilities.has_torchao:
+        yield "precision.float8 needs torchao, which is not installed (pip install 'autotune[fp8]')"
+    if uses_gpu:
+        formats = {
+            "float8": precision.float8,
+            "bfloat16": "bfloat16" in (precision.autocast_dtype, precision.weights_dtype),
+            "TensorFloat-32": _is_plain_tf32(config),
+        }
+        found = capabilities.compute_capability
+        for name, is_wanted in formats.items():
+            if is_wanted and found is not None and found < (least := _MIN_COMPUTE_CAPABILITY[name]):
+                yield (
+                    f"{name} needs CUDA compute capability {least[0]}.{least[1]}, and"
+                    f" {capabilities.gpu_name} has {found[0]}.{found[1]}"
+                )
+        return
+    # these have no effect but with CUDA
+    where = f"with device={device}" if device in OTHER_DEVICES else "on the CPU"
     for setting, is_set in (
-        ("precision.float8", config.precision.float8),
+        ("parallelism.backend=nccl", config.parallelism.get("backend") == "nccl"),
+        ("parallelism.compression=bf16", config.parallelism.get("compression") == "bf16"),
+        ("precision.float8", precision.float8),
         ("precision.float32_precision=tf32", _is_plain_tf32(config)),
         ("runtime.cuda_graph", runtime.cuda_graph),
         ("runtime.compile=reduce-overhead", runtime.compile == "reduce-overhead"),
@@ -201,14 +175,7 @@ def _without_effect(config: TrialConfig) -> str | None:
         ("runtime.expandable_segments", runtime.expandable_segments),
     ):
         if is_set:
-            where = (
-                f"with device={config.device}" if config.device in OTHER_DEVICES else "on the CPU"
-            )
-            return (
-                f"{setting} is for {'CUDA ' if config.device in OTHER_DEVICES else ''}GPUs, and"
-                f" this training runs {where}"
-            )
-    return None
+            yield f"{setting} is for CUDA GPUs, and this training runs {where}"
 
 
 def _is_plain_tf32(config: TrialConfig) -> bool:

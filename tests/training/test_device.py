@@ -67,7 +67,7 @@ NEW_GPUS = Capabilities(
 MAC = replace(CPU_ONLY, other_devices={"mps": 1})
 RADEON = replace(NEW_GPUS, gpu_name="AMD Instinct MI300X", compute_capability=None)
 NO_TORCHAO = "precision.float8 needs torchao, which is not installed (pip install 'autotune[fp8]')"
-FOR_GPUS = "{} is for GPUs, and this training runs on the CPU"
+FOR_GPUS = "{} is for CUDA GPUs, and this training runs on the CPU"
 
 NO_SHARED_MEMORY = (
     "out of resource: triton_mm Required: 262144 Hardware limit:232448 Reducing block sizes or"
@@ -146,19 +146,19 @@ MakeConfig = Callable[..., TrialConfig]
             ("precision=fp8",),
             "cpu",
             CPU_ONLY,
-            "precision.float8 is for GPUs, and this training runs on the CPU",
+            "precision.float8 is for CUDA GPUs, and this training runs on the CPU",
         ),
         (
             ("precision=tf32",),
             "cpu",
             CPU_ONLY,
-            "precision.float32_precision=tf32 is for GPUs, and this training runs on the CPU",
+            "precision.float32_precision=tf32 is for CUDA GPUs, and this training runs on the CPU",
         ),
         (
             ("runtime.cuda_graph=true",),
             "auto",
             CPU_ONLY,
-            "runtime.cuda_graph is for GPUs, and this training runs on the CPU",
+            "runtime.cuda_graph is for CUDA GPUs, and this training runs on the CPU",
         ),
         (
             ("runtime.compile=reduce-overhead",),

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from autotune.errors import ConfigError, DataError, check_fractions
+from autotune.errors import ConfigError, check_fractions
 from autotune.training.checkpoint import read_weights_once
 from autotune.training.techniques.technique import Loss, Technique
 from autotune.training.techniques.transfer import checkpoint_path
@@ -60,18 +60,16 @@ class Distillation(Technique):
         check_fractions("technique", mix=mix)
         path = checkpoint_path(checkpoint)
         _, metadata = read_weights_once(path)
-        if not {"config", "input_shape", "num_classes"} <= set(metadata):
-            raise DataError(
-                f"{path}: does not say what model its weights are of; accepted is a file that a"
-                " training of autotune wrote"
+        made_for, found = (
+            f"inputs of {list(shape)} and {classes or 'no'} classes"
+            for shape, classes in (
+                (metadata.get("input_shape", ()), metadata.get("num_classes")),
+                (input_shape, num_classes),
             )
-        accepted, found = (
-            _described(metadata["input_shape"], metadata["num_classes"]),
-            _described(input_shape, num_classes),
         )
-        if num_classes is None or accepted != found:
+        if num_classes is None or made_for != found:
             raise ConfigError(
-                f"technique.checkpoint: {path} is for {accepted}, and the data has {found}"
+                f"technique.checkpoint: {path} is for {made_for}, and the data has {found}"
             )
         self._temperature, self._mix = temperature, mix
         self._teacher = _teacher(
@@ -116,7 +114,3 @@ def _teacher(
     A changed file is loaded anew.
     """
     return trained_model(path, allowed_targets).to(device)
-
-
-def _described(input_shape: Sequence[int], num_classes: int | None) -> str:
-    return f"inputs of {list(input_shape)} and {num_classes or 'no'} classes"

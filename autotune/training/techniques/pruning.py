@@ -6,7 +6,10 @@ searched.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
+from functools import cache
+from typing import Any
 
 import torch
 from torch.nn.utils import prune
@@ -67,7 +70,6 @@ class Pruning(Technique):
         self._start_fraction = start_fraction
         self._end_fraction = end_fraction
         self._num_prunings = num_prunings
-        self._schedule: tuple[int, Mapping[int, float]] = (0, {})
 
     def start(self, model: torch.nn.Module) -> None:
         """Put a mask of ones on every layer that is to be pruned.
@@ -78,20 +80,20 @@ class Pruning(Technique):
         layers = self._prunable(model)
         if not layers:
             raise ConfigError(
-                f"technique: {type(model).__name__} has no layer to prune; accepted is another"
-                " technique, or another model"
+                f"technique: {type(model).__name__} has no layer to prune; another technique or"
+                " model is needed"
             )
         # keeps the masked weight, which torch holds beside the original one, out of any autograd
         # graph
         with torch.no_grad():
             for layer in layers:
                 _keep_all(layer, "weight")
-                if self._structured and getattr(layer, "bias", None) is not None:
+                if self._structured and layer.bias is not None:
                     _keep_all(layer, "bias")
 
     def before_step(self, model: torch.nn.Module, step: int, total_steps: int) -> None:
         """Prune if the schedule has a pruning before this step."""
-        sparsity = self._scheduled(total_steps).get(step)
+        sparsity = self._schedule(total_steps).get(step)
         if sparsity is not None:
             self.prune(model, sparsity)
 
@@ -111,22 +113,20 @@ class Pruning(Technique):
         """Whether the last pruning is done and ``model`` has its sparsity, which an average of
         the weights reaches later.
         """
-        if step <= max(self._scheduled(total_steps)):
+        if step <= max(self._schedule(total_steps)):
             return False
         layers = _masked_layers(model)
-        masks = [_tensor(layer, "weight_mask") for layer in layers]
+        num_masked = sum(int((layer.weight_mask == 0).sum()) for layer in layers)
         if not self._structured:
-            return sum(int((mask == 0).sum()) for mask in masks) >= round(
-                self._sparsity * sum(mask.numel() for mask in masks)
-            )
-        filter_masks = [
-            mask.movedim(_filter_dim(layer), 0).flatten(1).amax(1)
-            for layer, mask in zip(layers, masks, strict=True)
-        ]
-        return all(
-            int((mask == 0).sum()) >= _num_pruned(len(mask), self._sparsity)
-            for mask in filter_masks
-        )
+            num_weights: int = sum(layer.weight_mask.numel() for layer in layers)
+            wanted = round(self._sparsity * num_weights)
+        else:
+            wanted = 0
+            for layer in layers:
+                num_filters = layer.weight_mask.shape[_filter_dim(layer)]
+                filter_size = layer.weight_mask.numel() // num_filters
+                wanted += _num_pruned(num_filters, self._sparsity) * filter_size
+        return num_masked >= wanted
 
     def finish(self, model: torch.nn.Module) -> None:
         """Set the masked weights to zero, and remove masks and hooks."""
@@ -134,36 +134,35 @@ class Pruning(Technique):
             for name in ("weight", "bias"):
                 if hasattr(module, f"{name}_mask"):
                     prune.remove(module, name)  # type: ignore[no-untyped-call]  # torch's
-        _log.info(
-            f"{sparsity_of(model):.4f} of the weights of convolutions and linear layers are zero"
-        )
+        weights = [layer.weight for layer in weighted_layers(model).values()]
+        num_zeros = sum(int((weight == 0).sum()) for weight in weights)
+        share = num_zeros / sum(weight.numel() for weight in weights)
+        _log.info(f"{share:.4f} of the weights of convolutions and linear layers are zero")
 
-    def _prunable(self, model: torch.nn.Module) -> list[torch.nn.Module]:
-        owners: dict[int, int] = {}
-        for module in model.modules():
-            for parameter in module.parameters(recurse=False):
-                owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    def _prunable(self, model: torch.nn.Module) -> list[Any]:
+        num_owners = Counter(
+            id(parameter)
+            for module in model.modules()
+            for parameter in module.parameters(recurse=False)
+        )
         head = head_of(model) if self._structured else None
-        layers = {name: layer for name, layer in weighted_layers(model).items() if name != head}
         return [
             layer
-            for layer in layers.values()
-            if owners[id(layer.weight)] == 1 and _tensor(layer, "weight").requires_grad
+            for name, layer in weighted_layers(model).items()
+            if name != head and num_owners[id(layer.weight)] == 1 and layer.weight.requires_grad
         ]
 
-    def _scheduled(self, total_steps: int) -> Mapping[int, float]:
-        if self._schedule[0] != total_steps:
-            steps = pruning_schedule(
-                total_steps,
-                self._sparsity,
-                start=self._start_fraction,
-                end=self._end_fraction,
-                num_prunings=self._num_prunings,
-            )
-            self._schedule = (total_steps, steps)
-        return self._schedule[1]
+    def _schedule(self, total_steps: int) -> Mapping[int, float]:
+        return pruning_schedule(
+            total_steps,
+            self._sparsity,
+            start=self._start_fraction,
+            end=self._end_fraction,
+            num_prunings=self._num_prunings,
+        )
 
 
+@cache  # asked for before every step
 def pruning_schedule(
     total_steps: int, sparsity: float, *, start: float, end: float, num_prunings: int
 ) -> dict[int, float]:
@@ -184,21 +183,9 @@ def pruning_schedule(
     return steps
 
 
-def sparsity_of(model: torch.nn.Module) -> float:
-    """The share of zeros among the weights of all convolutions and linear layers, the last layer
-    included.
-    """
-    weights = [
-        _masked(layer) if hasattr(layer, "weight_mask") else _tensor(layer, "weight")
-        for layer in weighted_layers(model).values()
-    ]
-    num_zeros = sum(int((weight == 0).sum()) for weight in weights)
-    return num_zeros / sum(weight.numel() for weight in weights)
-
-
-def _prune_weights(layers: list[torch.nn.Module], sparsity: float) -> None:
+def _prune_weights(layers: list[Any], sparsity: float) -> None:
     """Mask the weights of least magnitude among those of all layers together."""
-    masks = [_tensor(layer, "weight_mask") for layer in layers]
+    masks = [layer.weight_mask for layer in layers]
     weights = torch.cat([_masked(layer).flatten() for layer in layers])
     method = prune.L1Unstructured(amount=round(sparsity * weights.numel()))
     flat = torch.cat([mask.flatten() for mask in masks])
@@ -207,15 +194,14 @@ def _prune_weights(layers: list[torch.nn.Module], sparsity: float) -> None:
         mask.copy_(part.view_as(mask))
 
 
-def _prune_filters(layer: torch.nn.Module, sparsity: float) -> None:
+def _prune_filters(layer: Any, sparsity: float) -> None:
     """Mask the output filters of least L1 norm in one layer, but never all of them."""
-    weight, mask = _masked(layer), _tensor(layer, "weight_mask")
-    dim = _filter_dim(layer)
+    weight, mask, dim = _masked(layer), layer.weight_mask, _filter_dim(layer)
     method = prune.LnStructured(amount=_num_pruned(weight.shape[dim], sparsity), n=1, dim=dim)
     # torch's
     mask.copy_(method.compute_mask(weight, mask.clone()))  # type: ignore[no-untyped-call]
     if hasattr(layer, "bias_mask"):
-        _tensor(layer, "bias_mask").copy_(mask.movedim(dim, 0).flatten(1).amax(1))
+        layer.bias_mask.copy_(mask.movedim(dim, 0).flatten(1).amax(1))
 
 
 def _num_pruned(num_filters: int, sparsity: float) -> int:
@@ -223,27 +209,22 @@ def _num_pruned(num_filters: int, sparsity: float) -> int:
     return min(round(sparsity * num_filters), num_filters - 1)
 
 
-def _filter_dim(layer: torch.nn.Module) -> int:
+def _filter_dim(layer: Any) -> int:
     """The dimension of a layer's weights along which its output filters lie."""
     return 1 if getattr(layer, "transposed", False) else 0
 
 
-def _masked_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+def _masked_layers(model: torch.nn.Module) -> list[Any]:
     return [module for module in model.modules() if hasattr(module, "weight_mask")]
 
 
-def _masked(layer: torch.nn.Module) -> torch.Tensor:
+def _masked(layer: Any) -> torch.Tensor:
     """A layer's weights with its mask applied."""
-    return _tensor(layer, "weight_orig").detach() * _tensor(layer, "weight_mask")
+    masked: torch.Tensor = layer.weight_orig.detach() * layer.weight_mask
+    return masked
 
 
-def _keep_all(layer: torch.nn.Module, name: str) -> None:
+def _keep_all(layer: Any, name: str) -> None:
     """Mask a parameter with ones, so that it has a mask to prune."""
-    ones = torch.ones_like(_tensor(layer, name))
+    ones = torch.ones_like(getattr(layer, name))
     prune.custom_from_mask(layer, name, ones)  # type: ignore[no-untyped-call]
-
-
-def _tensor(layer: torch.nn.Module, name: str) -> torch.Tensor:
-    tensor = getattr(layer, name)
-    assert isinstance(tensor, torch.Tensor)
-    return tensor

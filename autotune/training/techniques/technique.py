@@ -3,6 +3,7 @@ pruning.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -48,14 +49,13 @@ class NoTechnique(Technique):
     """Plain training."""
 
 
-def weighted_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+def weighted_layers(model: torch.nn.Module) -> dict[str, Any]:
     """A model's convolutions and linear layers by name, in the order in which the model
     registered them.
     """
-    modules = model.named_modules()
     return {
         name: module
-        for name, module in modules
+        for name, module in model.named_modules()
         if isinstance(module, _WEIGHTED) and not isinstance(module, _NEVER_CALLED)
     }
 

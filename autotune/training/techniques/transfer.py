@@ -121,11 +121,11 @@ def _own_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """A module's own parameters and persistent buffers, without those of its submodules, by
     their keys in its state.
     """
-    passing = module._non_persistent_buffers_set  # noqa: SLF001
-    buffers = (name for name in module._buffers if name not in passing)  # noqa: SLF001
-    names = [*module._parameters, *buffers]  # noqa: SLF001
+    submodules = dict(module.named_children())
     return {
-        name: tensor for name in names if isinstance(tensor := getattr(module, name), torch.Tensor)
+        key: tensor
+        for key, tensor in module.state_dict(keep_vars=True).items()
+        if key.partition(".")[0] not in submodules and isinstance(tensor, torch.Tensor)
     }
 
 
