@@ -11,7 +11,6 @@ from autotune.confirm.confirmation import (
     Confirmation,
     PlannedRace,
     conclude,
-    confirmation_seed,
     plan_race,
 )
 from autotune.confirm.race import MIN_PAIRS, RaceLimits
@@ -58,21 +57,21 @@ def make_result(
 
 def planned(
     times: Mapping[int, float],
+    results: Mapping[int, TrialResult] | None = None,
     *,
-    rates: Mapping[int, float] | None = None,
+    baseline: Suggestion = BASELINE,
     num_candidates: int = 8,
     first_round: int = 0,
 ) -> PlannedRace:
-    """A race of trials that reached the target after so many seconds, each a configuration of
-    its own; trial 0 is the baseline.
+    """A race of trials that are expected to take so many seconds; trial 0 is the baseline.
+
+    Without ``results`` they took as long, each with a configuration of its own.
     """
-    rates = rates or {trial: 0.1 * (trial + 1) for trial in times}
+    made = {trial: make_result(trial, each, lr=0.1 * (trial + 1)) for trial, each in times.items()}
     return plan_race(
         baseline_trial=0,
-        baseline=BASELINE,
-        results={
-            trial: make_result(trial, seconds, lr=rates[trial]) for trial, seconds in times.items()
-        },
+        baseline=baseline,
+        results=results or made,
         expected_scores=times,
         objective=OBJECTIVE,
         num_candidates=num_candidates,
@@ -106,53 +105,22 @@ def concluded(
 
 
 def test_the_baseline_comes_first_and_each_configuration_once() -> None:
-    race = planned(
-        {0: 5.0, 1: 2.0, 2: 3.0, 3: 1.0, 4: 4.0},
-        rates={0: 0.1, 1: 0.2, 2: 0.3, 3: 0.2, 4: 0.4},
-        num_candidates=2,
-    )
-    assert [(arm.trial, arm.label) for arm in race.configurations] == [
-        (0, "baseline"),
-        (3, "trial 3"),
-        (2, "trial 2"),
+    times, rates = {0: 5.0, 1: 2.0, 2: 3.0, 3: 1.0, 4: 4.0}, (1.0, 0.2, 0.3, 0.2, 1.0)
+    results = {trial: make_result(trial, times[trial], lr=rates[trial]) for trial in times}
+    race = planned(times, results, baseline=Suggestion({"lr": 1}))
+    assert [(each.trial, each.label, each.expected_score) for each in race.configurations] == [
+        (0, "baseline", 5.0),
+        (3, "trial 3", 1.0),
+        (2, "trial 2", 3.0),
     ]
-    assert [arm.expected_score for arm in race.configurations] == [5.0, 1.0, 3.0]
     assert race.train_seconds == 15.0
-
-
-def test_a_trial_of_the_baselines_configuration_is_no_candidate() -> None:
-    assert [
-        arm.trial for arm in planned({0: 2.0, 1: 1.0}, rates={0: 0.1, 1: 0.1}).configurations
-    ] == [0]
-    whole = {
-        trial: make_result(trial, seconds, lr=1.0) for trial, seconds in {0: 2.0, 1: 1.0}.items()
-    }
-    race = plan_race(
-        baseline_trial=0,
-        baseline=Suggestion({"lr": 1}),
-        results=whole,
-        expected_scores={0: 2.0, 1: 1.0},
-        objective=OBJECTIVE,
-        num_candidates=8,
-        first_round=0,
-    )
-    assert [arm.trial for arm in race.configurations] == [0]
+    assert len(planned(times, results, num_candidates=1).configurations) == 2
 
 
 def test_a_baseline_that_fell_short_is_expected_to_take_more_than_it_spent() -> None:
-    race = plan_race(
-        baseline_trial=0,
-        baseline=BASELINE,
-        results={0: make_result(0, 7.0, reached=False), 1: make_result(1, 2.0, lr=0.2)},
-        expected_scores={1: 2.0},
-        objective=OBJECTIVE,
-        num_candidates=8,
-        first_round=0,
-    )
-    assert (race.configurations[0].expected_score, race.configurations[0].least_score) == (
-        None,
-        7.0,
-    )
+    results = {0: make_result(0, 7.0, reached=False), 1: make_result(1, 2.0, lr=0.2)}
+    baseline, _ = planned({1: 2.0}, results).configurations
+    assert (baseline.expected_score, baseline.least_score) == (None, 7.0)
 
 
 def test_a_race_is_kept_and_goes_on_as_it_was_planned() -> None:
@@ -192,15 +160,7 @@ def test_on_a_gpu_a_run_is_expected_to_take_what_a_trial_took_in_a_fresh_process
         trial: on_device(device_type, trial, build_seconds=each, wall_seconds=900.0)
         for trial, each in enumerate(build_seconds)
     }
-    race = plan_race(
-        baseline_trial=0,
-        baseline=BASELINE,
-        results=results,
-        expected_scores={0: 3.0, 1: 1.0, 2: 2.0},
-        objective=OBJECTIVE,
-        num_candidates=8,
-        first_round=0,
-    )
+    race = planned({0: 3.0, 1: 1.0, 2: 2.0}, results)
     assert [arm.run_seconds for arm in race.configurations] == wanted
     assert race.train_seconds == 3.0
 
@@ -229,10 +189,6 @@ def test_runs_of_an_earlier_race_have_no_part_in_a_later_one() -> None:
     confirmed = conclude(race, {**old, **new}, limits, OBJECTIVE)
     assert confirmed.speed_up is not None
     assert (confirmed.speed_up.ratio, len(confirmed.runs)) == (2.0, 4)
-
-
-def test_all_arms_of_a_round_share_a_seed_of_their_own() -> None:
-    assert len({confirmation_seed(study, number) for study in (0, 1) for number in range(20)}) == 40
 
 
 @pytest.mark.parametrize(
@@ -275,12 +231,3 @@ def test_an_objective_without_a_bound_gives_no_score_to_what_fell_short() -> Non
 
     assert run_score(make_result(0, 8.0, reached=False), Only()) == RunScore(None, reached=False)
     assert concluded([8.0], [2.0], missed=[(0, 0)], objective=Only()).speed_up is None
-
-
-def test_arms_are_compared_round_by_round() -> None:
-    confirmed = concluded([2.0, 20.0, 200.0], [1.0, 10.0, 100.0])
-    assert confirmed.speed_up is not None
-    assert (confirmed.speed_up.low, confirmed.speed_up.high) == (
-        pytest.approx(2.0),
-        pytest.approx(2.0),
-    ), "a machine's drift is in both"

@@ -56,12 +56,6 @@ def test_pairs_that_drift_together_give_an_exact_ratio(ratio_of: RatioOf, num_pa
     assert (found.low, found.ratio, found.high, found.num_pairs) == (2.0, 2.0, 2.0, num_pairs)
 
 
-def test_the_ratio_of_means_is_that_of_many_trainings_and_the_median_shrugs_off_a_burst() -> None:
-    above, below = [2.0, 2.0, 2.0, 2.0, 22.0], [1.0] * 5
-    assert ratio_of_means(above, below).ratio == pytest.approx(6.0)
-    assert median_of_ratios(above, below).ratio == 2.0
-
-
 @settings(max_examples=30)
 @given(
     pairs=st.lists(st.tuples(SECONDS, SECONDS), min_size=2, max_size=13),
@@ -115,23 +109,6 @@ def test_intervals_of_expected_scores_hold_the_truth_where_runs_miss(num_pairs: 
         found = ratio_of_expected_scores(*sides)
         num_held += found is not None and found.low <= 0.9 / 0.8 <= found.high
     assert 0.85 <= num_held / num_trials <= 1.0
-
-
-def test_one_pair_has_no_interval() -> None:
-    found = ratio(reached(4.0), reached(2.0))
-    assert (found.ratio, found.low, found.high) == (2.0, 0.0, math.inf)
-
-
-@pytest.mark.parametrize("ratio_of", RATIOS)
-@pytest.mark.parametrize(
-    ("above", "below", "said"),
-    [([], [], "0 and 0 runs"), ([1.0, 2.0], [1.0], "2 and 1 runs"), ([0.0], [1.0], "above 0")],
-)
-def test_what_is_no_pair_of_times_is_refused(
-    ratio_of: RatioOf, above: list[float], below: list[float], said: str
-) -> None:
-    with pytest.raises(ValueError, match=said):
-        ratio_of(above, below)
 
 
 @pytest.mark.parametrize(
@@ -196,15 +173,3 @@ def test_where_nothing_can_be_said_there_is_no_ratio(
     above: list[RunScore], below: list[RunScore]
 ) -> None:
     assert ratio_of_expected_scores(above, below) is None
-
-
-def test_a_run_without_its_partner_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs pairs"):
-        ratio_of_expected_scores(reached(1.0, 2.0), reached(1.0))
-
-
-def test_a_ratio_prints_what_it_claims() -> None:
-    assert (
-        str(Ratio(ratio=2.0, low=1.5, high=math.inf, num_pairs=9, claim=Claim.AT_LEAST))
-        == "at least 2 [1.5, inf] (n=9)"
-    )

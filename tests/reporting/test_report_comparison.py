@@ -195,14 +195,6 @@ def test_the_table_tells_time_steps_and_step_time_and_is_never_cut() -> None:
     ]
 
 
-def test_a_third_side_is_held_against_the_first() -> None:
-    said = printed(THREE)
-    assert "2.00x (interval 2.00x to 2.00x)  1.00x (interval 0." in next(
-        line for line in said if "time to target" in line
-    )
-    assert said[-2].startswith("  which of a and c is faster is not resolved (interval 0.")
-
-
 def test_sides_that_differ_in_their_workers_alone_have_an_efficiency() -> None:
     _, four, larger = WORKERS.configurations
     found, weak = WORKERS.ratios(four), WORKERS.ratios(larger)
@@ -229,14 +221,6 @@ def test_sides_that_differ_in_their_workers_alone_have_an_efficiency() -> None:
 def test_what_a_reader_must_know_stands_below_the_table() -> None:
     assert "  interrupted after 1 of 10 runs" in printed(COMPARISONS["one run"])
     assert "  a: 1 without a time: ERRORED boom" in printed(COMPARISONS["a crash"])
-
-
-def test_step_time_is_told_of_runs_that_fell_short_too() -> None:
-    ratio = COMPARISONS["neither reached"].ratios(COMPARISONS["neither reached"].configurations[1])[
-        "step_seconds"
-    ]
-    assert ratio is not None
-    assert (ratio.ratio, ratio.num_pairs) == (2.0, 2)
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
