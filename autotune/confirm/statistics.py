@@ -109,13 +109,13 @@ class RunScore(NamedTuple):
     """Seconds that the run takes from the budget of a race."""
 
 
-def in_turns(num_arms: int, num_rounds: int) -> Iterator[tuple[int, int]]:
-    """Yield arm and round of every run in the order of execution: each round begins with another
-    arm, so two arms go A B B A.
+def in_turns(num_configurations: int, num_rounds: int) -> Iterator[tuple[int, int]]:
+    """Yield configuration and round of every run in the order of execution: each round begins with
+    another configuration, so two of them go A B B A.
     """
     for number in range(num_rounds):
-        for turn in range(num_arms):
-            yield (turn + number) % num_arms, number
+        for turn in range(num_configurations):
+            yield (turn + number) % num_configurations, number
 
 
 def expected_score(runs: Sequence[RunScore]) -> float | None:
@@ -238,19 +238,16 @@ def _residuals(side: _Array) -> _Array:
 
 def _ratio(above: _Array, below: _Array) -> Ratio:
     """Ratio of the expected scores of two sides, each with a run that reached the target."""
-    expected, num_pairs = (
-        [side[0].mean() / side[1].mean() for side in (above, below)],
-        above.shape[1],
-    )
-    ratio = float(expected[0] / expected[1])
+    one, other = (side[0].mean() / side[1].mean() for side in (above, below))
+    ratio, num_pairs = float(one / other), above.shape[1]
     if num_pairs < _FEWEST_RESAMPLED:
         return student_interval(ratio, math.log(ratio), _residuals(above) - _residuals(below))
     drawn = resampled(num_pairs)
     with np.errstate(divide="ignore", invalid="ignore"):  # a resample may be without a success
-        sides = [
+        one, other = (
             side[0, drawn].mean(axis=1) / side[1, drawn].mean(axis=1) for side in (above, below)
-        ]
-        ratios = sides[0] / sides[1]
+        )
+        ratios = one / other
     return bootstrap_interval(ratio, ratios[~np.isnan(ratios)], num_pairs)
 
 

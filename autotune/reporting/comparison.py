@@ -162,10 +162,6 @@ class Comparison:
             ratios["step_efficiency"] = _times(ratios["step_seconds"], fewer_workers * larger_batch)
         return ratios
 
-    def score_ratio(self, other: Compared) -> Ratio | None:
-        """The first configuration's expected score over another one's."""
-        return ratio_of_pairs(self.configurations[0].scores, other.scores)
-
 
 def _times(ratio: Ratio | None, factor: float) -> Ratio | None:
     if ratio is None:
@@ -176,7 +172,8 @@ def _times(ratio: Ratio | None, factor: float) -> Ratio | None:
 
 def verdict(comparison: Comparison, other: Compared) -> str:
     """The conclusion on a configuration and the first one, in a sentence."""
-    first, ratio = comparison.configurations[0], comparison.score_ratio(other)
+    first = comparison.configurations[0]
+    ratio = ratio_of_pairs(first.scores, other.scores)
     names, is_time = f"{first.name} / {other.name}", comparison.scale.is_time
     if not first.runs.keys() & other.runs.keys():
         return "nothing to compare: no pair of runs ended"

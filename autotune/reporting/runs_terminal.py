@@ -92,11 +92,14 @@ def print_comparison(console: Console, comparison: Comparison, *, folder: str) -
         say(f"  {each.name:<8}{each.shown}")
     console.print(_table(comparison))
     for each in comparison.configurations[1:]:
-        ratio = comparison.score_ratio(each)
+        ratio = next(iter(comparison.ratios(each).values()))
         is_resolved = comparison.all_reached and ratio is not None and ratio.is_resolved
         say(f"  {verdict(comparison, each)}", "bold green" if is_resolved else "bold")
-    for note in _notes(comparison):
-        say(f"  {note}")
+    if not comparison.is_complete:
+        say(f"  interrupted after {comparison.num_runs} of {comparison.num_wanted} runs")
+    runs = [run for each in comparison.configurations for run in each.runs.values()]
+    if differences := differing_devices(runs):
+        say(f"  {differences}")
     say(f"  {'folder':<8}{folder}")
 
 
@@ -130,23 +133,6 @@ def _table(comparison: Comparison) -> Table:
         add("efficiency, to target", lambda each: "", "efficiency")
         add("efficiency, a step", lambda each: "", "step_efficiency")
     return table
-
-
-def _notes(comparison: Comparison) -> list[str]:
-    """Notes that a reader needs to understand the table."""
-    notes = []
-    if not comparison.is_complete:
-        notes.append(f"interrupted after {comparison.num_runs} of {comparison.num_wanted} runs")
-    for each in comparison.configurations:
-        scoreless = [each.runs[number] for number, run in each.scores.items() if run.score is None]
-        if scoreless:
-            nothing = "without a time" if comparison.scale.is_time else "without a score"
-            why = f"{scoreless[0].outcome} {scoreless[0].error_line}".rstrip()
-            notes.append(f"{each.name}: {len(scoreless)} {nothing}: {why}")
-    differences = differing_devices(
-        run for each in comparison.configurations for run in each.runs.values()
-    )
-    return notes if differences is None else [*notes, differences]
 
 
 def format_step(seconds: float) -> str:
