@@ -173,7 +173,7 @@ def _curves_chart(study: ConcludedStudy) -> Chart | None:
     figure.update_traces({"line.width": 4, "opacity": 1}, selector={"name": best_name})
     figure.add_hline(
         y=target.value,
-        line={"dash": "dash", "width": 1.5},
+        line={"dash": "dash", "width": 1.5, "color": "#888888"},
         annotation={"text": f"target {target.value:g}", "x": 0, "xanchor": "left"},
     )
     figure.update_xaxes(title="Seconds of preparing and training", rangemode="tozero")
@@ -308,9 +308,7 @@ def _effect_charts(effects: Effects) -> list[Chart]:
     figure.update_traces(hovertemplate="%{y}: %{x:.0%}<extra></extra>")
     figure.update_layout(bargap=0.25)
     figure.update_yaxes(autorange="reversed", showgrid=False, title="")
-    figure.update_xaxes(
-        title="Share of the variance over the search space", tickformat=".0%", rangemode="tozero"
-    )
+    figure.update_xaxes(title="Share of the variance", tickformat=".0%", rangemode="tozero")
     words = ", ".join(f"{row.parameter} {row.middle:.0%}" for row in whole.head(4).itertuples())
     description = f"Importance of each parameter; of {effects.shares.quantity[0]}: {words}."
     charts = [

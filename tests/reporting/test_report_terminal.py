@@ -1,8 +1,6 @@
 """What a study prints, on a terminal and into a file."""
 
 import math
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
@@ -265,8 +263,3 @@ def test_overrides_are_shortened_without_losing_their_values(
     overrides: Sequence[str], words: str
 ) -> None:
     assert shorten_overrides(overrides) == words
-
-
-def test_the_terminal_needs_no_plotting_library() -> None:
-    code = "import sys, autotune.reporting.terminal; sys.exit('plotly' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
