@@ -6,9 +6,9 @@ against the allow-list before anything is built from it. Every error of Hydra an
 turned into one line.
 
 Hydra takes some 100 ms for a configuration, while a device waits. So it composes the command line
-once, and each option of a searched group once; a suggestion is a copy of the first in which options
-and values are set. This is correct for options that change only their own group, as almost all do;
-Hydra composes the others anew. A test checks that both ways give the same configuration.
+once; a suggestion is a copy of that in which options and values are set. This is correct for
+options that change only their own group, as almost all do; Hydra composes the others anew. A test
+checks that both ways give the same configuration.
 """
 
 import hashlib

@@ -175,16 +175,19 @@ class ConfigFiles:
         if it chose that option, and the values beneath the group from the command line.
         """
         experiment = _lines_of("experiment", parsed)
-        chooses = (
-            [f"{group}={override_text(option)}"]
-            if self._is_replaced(group, option, parsed) or not experiment
-            else experiment
-        )
+        is_its_own = not experiment or self._is_replaced(group, option, parsed)
         beneath = [
             str(override.input_line)
             for override in parsed
             if override.key_or_group.startswith(f"{group}.")
         ]
+        if is_its_own and not beneath and self.changes_only_its_group(group, option):
+            path = f"{group}/{option}"
+            shipped = shipped_folder("conf") / f"{path}.yaml"
+            file = self._own[path] if path in self._own else read_yaml(shipped) or {}
+            if "defaults" not in file:
+                return copy.deepcopy(file)  # what Hydra would compose, at once
+        chooses = [f"{group}={override_text(option)}"] if is_its_own else experiment
         return copy.deepcopy(self._compose([*chooses, *beneath])[0][group])
 
     def _is_replaced(self, group: str, option: str, parsed: Sequence[Override]) -> bool:
