@@ -256,7 +256,6 @@ def tune(
     name: str | None = None,
     folder: str | Path = "outputs",
     seed: int | None = None,
-    reuse_process: bool = False,
     overrides: Sequence[str] = (),
     config_dirs: Sequence[str | Path] = (),
     quiet: bool = False,
@@ -291,9 +290,6 @@ def tune(
         name: name of the study; one that exists is continued.
         folder: folder that contains the studies' folders.
         seed: seed of the study.
-        reuse_process: whether a process may call the function for one trial after another, after a
-            call that does not count. That is faster where the function is slow to begin, but a
-            trial then finds what earlier ones left in the process.
         overrides: further ``key=value`` settings, as on the command line.
         config_dirs: your own configuration folders, as ``--config-dir``.
         quiet: whether nothing is printed.
@@ -313,7 +309,7 @@ def tune(
     try:
         refuse_within_training()
         study_folder = user_path(folder) / name
-        function = (training, space, target, baseline, reuse_process)
+        function = (training, space, target, baseline)
         arguments = _arguments(study_folder, experiment, *function)
         if trials is None and time_budget_seconds is not None:
             arguments.append("search.num_trials=null")
@@ -333,23 +329,22 @@ def _arguments(
     space: Mapping[str, Any] | None,
     target: TargetSpec | None,
     baseline: Mapping[str, Any] | None,
-    reuse_process: bool,
 ) -> list[str]:
     """The command-line arguments that name what is tuned, once its files are written."""
     if (training is None) == (experiment is None):
         raise ConfigError("tune() needs a training function or experiment=NAME, not both")
     if training is None:
-        if reuse_process or any(given is not None for given in (space, target, baseline)):
+        if any(given is not None for given in (space, target, baseline)):
             raise ConfigError(
-                "tune: space, target, baseline and reuse_process need a training function; use"
-                " overrides= with an experiment"
+                "tune: space, target and baseline need a training function; use overrides= with an"
+                " experiment"
             )
         return [f"experiment={experiment}"]
     if space is None or not isinstance(target, TargetSpec):
         raise ConfigError("tune() with a function needs space= and target=autotune.target(...)")
     folder = study_folder / CONFIG_FOLDER
     module = "study_" + re.sub(r"\W", "_", study_folder.name, flags=re.ASCII)
-    return _write_function(folder, training, module, space, target, baseline, reuse_process)
+    return _write_function(folder, training, module, space, target, baseline)
 
 
 def _run(arguments: Sequence[str], study_folder: Path, *, quiet: bool) -> TuneResult:
@@ -372,7 +367,6 @@ def _write_function(
     space: Mapping[str, Any],
     target: TargetSpec,
     baseline: Mapping[str, Any] | None,
-    reuse_process: bool = False,
 ) -> list[str]:
     """Write the function as a module, and its settings as an experiment.
 
@@ -382,10 +376,6 @@ def _write_function(
     is_shipped = (shipped_folder("conf") / "experiment" / f"{name}.yaml").is_file()
     experiment_name = f"{name}_function" if is_shipped else name
     node = {"_target_": f"{module}.{name}", **_baseline(training, space, baseline)}
-    if hasattr(training, "command_keys"):
-        node["_command_"] = True
-    if reuse_process:
-        node["_reuse_process_"] = True
     experiment = {
         "training": node,
         "target": _plain("target", asdict(target)),

@@ -10,8 +10,7 @@ import contextlib
 import os
 import shutil
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,24 +46,6 @@ def keep_logs(folder: Path, *, is_resumed: bool) -> None:
     os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
     for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID"):  # of another store
         os.environ.pop(name, None)
-
-
-@contextlib.contextmanager
-def discarded_logs() -> Iterator[None]:
-    """Context of a call that does not count: what it logs to MLflow is not kept, if it would go
-    into a run's folder.
-    """
-    kept = os.environ.get(_MARK)
-    if kept is None or os.environ.get(_URI) != kept:
-        yield
-        return
-    with tempfile.TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True) as folder:
-        _log_to(Path(folder, "mlflow").as_uri())
-        try:
-            yield
-        finally:
-            _end_runs()
-            _log_to(kept)
 
 
 def _log_to(uri: str) -> None:

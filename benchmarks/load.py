@@ -161,7 +161,7 @@ def study_arguments(name: str, function: str, num_trials: int, *others: str) -> 
     return [
         "experiment=cnn",
         f"study.name={name}",
-        f"training={{_target_: benchmarks.load.{function}, _reuse_process_: true}}",
+        f"training={{_target_: benchmarks.load.{function}}}",
         "allowed_targets=[benchmarks]",
         f"search.num_trials={num_trials}",
         "search.time_budget_seconds=null",

@@ -73,7 +73,7 @@ def run_study(search: str, num_trials: int, storage: str, tracking: str, *, seed
             f"study.name={name}",
             f"study.folder={folder}",
             f"study.seed={seed}",
-            "training={_target_: benchmarks.many_trials.train, _reuse_process_: true}",
+            "training={_target_: benchmarks.many_trials.train}",
             "allowed_targets=[benchmarks]",
             f"search={search}",
             "target.value=2",

@@ -153,7 +153,6 @@ def call(space: Any, **baseline: Any) -> dict[str, Any]:
         ),
         ({"experiment": "cnn", "trails": 3}, "trails: no such key"),
         ({"experiment": "cnn", "space": {}}, "need a training function"),
-        ({"experiment": "cnn", "reuse_process": True}, "need a training function"),
         ({"training": fit}, r"tune\(\) with a function needs space= and target="),
         (call({"lr": [1]}), r"tune\(fit\): baseline: lr, a key of the space, needs a value"),
         (

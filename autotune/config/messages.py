@@ -9,6 +9,8 @@ _GONE = {
     "cluster.keep_cpus_awake": "no process keeps CPUs awake",
     "data.max_bytes": "data files may have any size",
     "data.max_columns": "data files may have any size",
+    "reuse_process": "each trial has a process of its own",
+    "training._reuse_process_": "each trial has a process of its own",
     "notify": (
         "send the message from what starts the study, by its exit code and the study's summary.json"
     ),

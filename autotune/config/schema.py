@@ -191,16 +191,6 @@ FIXED_KEYS = STUDY_KEYS | {"seed", "target", "evaluate_every_samples"}
 """Top-level keys that are the same for all trials of a study, or set for each by the study
 itself: never searchable."""
 
-REUSE_KEY = "_reuse_process_"
-"""Key beside ``_target_`` in ``training``: whether a process may call the function for one trial
-after another; false if absent."""
-COMMAND_KEY = "_command_"
-"""Key beside ``_target_`` in ``training`` that ``autotune.tune`` sets where the function runs a
-command."""
-_COMMAND = "autotune.script.run"
-"""Function that runs a command, for configuration files."""
-
-
 _WHOLE_NUMBERS = {
     "batch_size": 1,
     "parallelism.num_workers": 1,
@@ -356,18 +346,6 @@ class TrialConfig:
     def num_workers(self) -> int:
         """Number of processes that train together."""
         return int(self.parallelism["num_workers"])
-
-    @property
-    def needs_fresh_process(self) -> bool:
-        """Whether no other training may share this one's process: a user's function may leave
-        anything behind there.
-
-        A command is a process of its own already.
-        """
-        training = self.training
-        return training is not None and not (
-            training.get(REUSE_KEY) or training.get(COMMAND_KEY) or training["_target_"] == _COMMAND
-        )
 
     def as_dict(self) -> dict[str, Any]:
         """The training's configuration as plain nested data, for YAML."""

@@ -94,7 +94,7 @@ class ProcessGroup:
 
     def begin(self, task: TrialTask) -> None:
         """Begin a training in processes that are ready for it."""
-        if task.config.needs_fresh_process or task.num_workers != len(self._processes):
+        if task.config.training is not None or task.num_workers != len(self._processes):
             self._end_processes()
         for rank in range(task.num_workers):
             if rank not in self._processes:
@@ -129,7 +129,7 @@ class ProcessGroup:
                 self._end_processes()  # nothing else ends the first rank, which waits for the other
         report = self._explained(first.receive() if report is None else report)
         if report.outcome is not None:
-            needs_fresh = self._task.config.needs_fresh_process
+            needs_fresh = self._task.config.training is not None
             self.end()
             if report.outcome.needs_new_worker or needs_fresh:
                 self._end_processes()

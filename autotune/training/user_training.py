@@ -8,29 +8,31 @@ generator function that yields mappings. Each report passes ``metric`` and optio
 other arguments are the node's other values and, if its signature names them, ``config`` (the
 TrialConfig), ``seed``, ``device``, ``clock`` and ``checkpoint``. All time counts as training,
 except imports and code within ``with clock.building():`` and ``with clock.evaluating():``. Each
-training has a process of its own, which calls the function once, unless
-``training._reuse_process_`` is true: see ``autotune.training.first_call``. A function that calls
+training has a process of its own, which calls the function once. A function that calls
 ``checkpoint.save`` before a report can be paused there.
 """
 
 import contextlib
 import functools
+import importlib.abc
+import importlib.machinery
 import inspect
 import math
 import queue
+import sys
+import sysconfig
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import torch
 
 from autotune.config.build import accepted_arguments, build_partial
-from autotune.config.schema import COMMAND_KEY, REUSE_KEY, TrialConfig
+from autotune.config.schema import TrialConfig
 from autotune.errors import AutotuneError, ConfigError, StateError
 from autotune.measurement import Evaluation, Phase, PhaseClock, as_measured, outcome_of
-from autotune.mlflow_logs import discarded_logs
 from autotune.session import REPORTED, Session, as_number, as_reported, in_session, meant_by
 from autotune.training.checkpoint import TrainingCheckpoint
 from autotune.training.device import (
@@ -41,9 +43,12 @@ from autotune.training.device import (
     synchronizer,
 )
 from autotune.training.energy import energy_meter
-from autotune.training.first_call import PaidOnce, imports_are_build, prepare_call
 from autotune.training.loop import measured_times, read_progress
 from autotune.training.state_files import is_kept
+
+_LIBRARY_FOLDERS = tuple(
+    sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")
+)
 
 
 class TrainingEnded(BaseException):
@@ -121,13 +126,8 @@ def train_own(
         state_folder if state_folder is not None and is_kept(state_folder) else None
     )
     _warm_up(device)
-    paid = prepare_call(
-        config,
-        clock,
-        lambda: _call_to_first_report(config, device, num_threads),
-        is_resumed=folder is not None,
-    )
-    _set_threads_and_seeds(config, num_threads)
+    torch.set_num_threads(config.runtime.num_threads or num_threads)
+    seed_everything(config.seed)
     checkpoint = TrainingCheckpoint(device, on_load=lambda: clock.enter(Phase.TRAIN))
     previous = (
         None
@@ -139,7 +139,7 @@ def train_own(
     elif previous.outcome is not None:
         yield previous
         return
-    reports = _reports(config, device, clock, paid, checkpoint)
+    reports = _reports(config, device, clock, checkpoint)
     try:
         with contextlib.closing(reports):
             for values in reports:
@@ -204,21 +204,6 @@ def _resume(
     return evaluation
 
 
-def _set_threads_and_seeds(config: TrialConfig, num_threads: int) -> None:
-    """Set threads and seeds for a call of the function, whatever an earlier call changed."""
-    torch.set_num_threads(config.runtime.num_threads or num_threads)
-    seed_everything(config.seed)
-
-
-def _call_to_first_report(config: TrialConfig, device: torch.device, num_threads: int) -> None:
-    """Call the function up to its first report, with a clock of its own."""
-    _set_threads_and_seeds(config, num_threads)
-    reports = _reports(config, device, PhaseClock(), PaidOnce(), TrainingCheckpoint(device))
-    with discarded_logs(), contextlib.closing(reports):
-        next(reports, None)
-    reset_device(device)
-
-
 def _warm_up(device: torch.device) -> None:
     """Train a tiny model for one step, so that torch's lazy set-up in a process is over before
     the user's training.
@@ -254,24 +239,20 @@ def check_own(config: TrialConfig) -> None:
 
 def _function(config: TrialConfig) -> "functools.partial[Any]":
     assert config.training is not None
-    node = {
-        key: value for key, value in config.training.items() if key not in (REUSE_KEY, COMMAND_KEY)
-    }
-    return build_partial(node, config.allowed_targets, "training")
+    return build_partial(config.training, config.allowed_targets, "training")
 
 
 def _reports(
     config: TrialConfig,
     device: torch.device,
     clock: PhaseClock,
-    paid: PaidOnce,
     checkpoint: TrainingCheckpoint,
 ) -> Generator[Mapping[str, Any], None, None]:
     """Yield what the function reports.
 
     It stands still in ``report`` until the next report is requested.
     """
-    with imports_are_build(clock, paid):
+    with _imports_are_build(clock):
         function = _function(config)
     user_clock = TrainingClock(clock)
     offered = {
@@ -286,7 +267,7 @@ def _reports(
     @contextlib.contextmanager
     def active(report: Callable[..., None]) -> Iterator[None]:
         session = Session(report=report, clock=user_clock, checkpoint=checkpoint, seed=config.seed)
-        with imports_are_build(clock, paid), in_session(session):
+        with _imports_are_build(clock), in_session(session):
             yield
 
     if inspect.isgeneratorfunction(inspect.unwrap(function.func)):
@@ -306,6 +287,68 @@ def _reports(
             function(**arguments, **({"report": report} if takes_report else {}))
 
     yield from _reports_of_function(call_with)
+
+
+@contextlib.contextmanager
+def _imports_are_build(clock: PhaseClock) -> Iterator[None]:
+    """Context in which imports of this thread count into the clock's build phase.
+
+    Those of installed libraries stop the clock, as torch's own: the first of several forked
+    processes would pay alone for what the launcher then imports for all others.
+    """
+    finder = _TimedImports(clock)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _TimedImports(importlib.abc.MetaPathFinder):
+    """Finds modules as Python does, and notes when their code is run."""
+
+    def __init__(self, clock: PhaseClock) -> None:
+        self._clock = clock
+        self._thread = threading.get_ident()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The module's spec, whose loader runs it with the clock in its build phase, or stopped."""
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if (
+            spec is not None
+            and spec.loader is not None
+            and self._clock.phase is not None
+            and threading.get_ident() == self._thread
+        ):
+            is_library = fullname.partition(".")[0] == "autotune" or str(spec.origin).startswith(
+                _LIBRARY_FOLDERS
+            )
+            run = spec.loader.exec_module
+
+            def timed(module: ModuleType) -> None:
+                with self._counted(is_library=is_library):
+                    run(module)
+
+            # of this one module's loader
+            spec.loader.exec_module = timed  # type: ignore[method-assign]
+        return spec
+
+    @contextlib.contextmanager
+    def _counted(self, *, is_library: bool) -> Iterator[None]:
+        phase = self._clock.phase
+        if phase is None:
+            yield
+        elif is_library:
+            with self._clock.stopped():
+                yield
+        else:
+            self._clock.enter(Phase.BUILD)
+            try:
+                yield
+            finally:
+                self._clock.enter(phase)
 
 
 def _reports_of_function(

@@ -166,23 +166,3 @@ def test_each_trial_has_a_process_to_itself_and_finds_nothing_of_another(
         1,
     ], "one call a trial, and one more for the resumed one"
     assert len({call["process"] for call in calls}) == 4
-
-
-def test_a_process_that_may_be_reused_is_warmed_up_once_and_keeps_its_state(
-    cluster: None, make_task: MakeTask, launcher: Launcher, folder: Path
-) -> None:
-    first, second = (
-        replace(make_task("reused.jsonl", name, _reuse_process_=True), launcher=launcher.address)
-        for name in ("first", "second")
-    )
-    with worker_of(first) as call:
-        to_the_end(call)
-        call("reset", {"task": second})
-        to_the_end(call)
-    calls = noted(folder / "reused.jsonl")
-    assert [call["found"]["list"] for call in calls] == [
-        0,
-        1,
-        2,
-    ], "a call that does not count, and two trials"
-    assert len({call["process"] for call in calls}) == 1

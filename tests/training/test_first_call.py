@@ -1,4 +1,4 @@
-"""What a process pays once for a training function, and how often it calls it.
+"""What is counted of a training function's first call in a process.
 
 A clock of the tests' own tells.
 """
@@ -54,7 +54,6 @@ def process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Process
     """
     PROCESS.__dict__.update(vars(Process()))
     monkeypatch.setattr("autotune.measurement.time", PROCESS)
-    monkeypatch.setattr("autotune.training.first_call._paid", {})
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "inner_library.py").write_text(
         f"import sys\nnothing = None\nsys.modules[{__name__!r}].PROCESS.now += {IMPORT}\n"
@@ -111,24 +110,14 @@ def test_a_function_is_called_once_and_its_imports_are_build(own: MakeConfig) ->
     first, *others = (last(own(lazy)) for _ in range(3))
     assert (first.train_seconds, first.evaluate_seconds) == (2 * STEPS + SET_UP, 6)
     assert [each.train_seconds for each in others] == [2 * STEPS] * 2
-    assert [each.build_seconds for each in (first, *others)] == [2 * IMPORT] * 3
+    assert [each.build_seconds for each in (first, *others)] == [2 * IMPORT, 0, 0]
     assert len(PROCESS.calls) == 3
-
-
-def test_a_process_that_is_reused_calls_it_once_before_it_counts(own: MakeConfig) -> None:
-    for _ in range(3):
-        ended = last(own(lazy, _reuse_process_=True))
-        assert (ended.train_seconds, ended.evaluate_seconds) == (2 * STEPS, 6)
-        assert ended.build_seconds == 2 * IMPORT + SET_UP + STEPS + 3, (
-            "all of the first call, up to its first report"
-        )
-    assert len(PROCESS.calls) == 4
 
 
 def test_imports_of_installed_libraries_are_paid_by_no_training(
     own: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autotune.training.first_call._LIBRARY_FOLDERS", (str(tmp_path),))
+    monkeypatch.setattr("autotune.training.user_training._LIBRARY_FOLDERS", (str(tmp_path),))
     first, *others = (last(own(lazy)) for _ in range(3))
     assert [each.build_seconds for each in (first, *others)] == [0] * 3
     assert [each.train_seconds for each in (first, *others)] == [
