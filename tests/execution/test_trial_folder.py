@@ -31,7 +31,6 @@ def task(
     trial_config: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> MakeTask:
     """Makes the task of a trial of a function here, of a study whose folder is ``study``."""
-    monkeypatch.setattr("autotune.training.first_call._paid", {})
     (tmp_path / "study").mkdir()
     monkeypatch.chdir(tmp_path)
 

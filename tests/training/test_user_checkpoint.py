@@ -95,12 +95,6 @@ def own(trial_config: MakeConfig) -> MakeConfig:
     return make
 
 
-@pytest.fixture(autouse=True)
-def _first_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test is a process in which no training function was called before."""
-    monkeypatch.setattr("autotune.training.first_call._paid", {})
-
-
 def paused_after(config: TrialConfig, num_evaluations: int, folder: Path) -> list[Evaluation]:
     """The evaluations of a training up to its pause, which leaves its state in ``folder``."""
     training = start_training(config)

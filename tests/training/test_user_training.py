@@ -146,12 +146,6 @@ def own(trial_config: MakeConfig) -> MakeConfig:
     return make
 
 
-@pytest.fixture(autouse=True)
-def _first_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test is a process in which no training function was called before."""
-    monkeypatch.setattr("autotune.training.first_call._paid", {})
-
-
 @pytest.fixture
 def ticking(monkeypatch: pytest.MonkeyPatch) -> Ticking:
     monkeypatch.setattr("autotune.measurement.time", TICKING)
