@@ -67,7 +67,7 @@ _SMALL_SPACE = "search_space=[{batch_size:[32,64]}]"
         ("search_space=[]", ["search_space: the experiment has none"]),
         ("optimizer.lr=interval(1,0.1)", ["optimizer.lr", "1", "0.1"]),
         ("search.num_trials=choice(1,2)", ["search.num_trials", "setting of the study"]),
-        ("=5", ["=5", "accepted is"]),
+        ("=5", ["=5", "write key=value"]),
         ("--no-such-flag", ["--no-such-flag", "--help"]),
         ("experiment=no_such_experiment", ["experiment=no_such_experiment", "cnn_smoke"]),
     ],

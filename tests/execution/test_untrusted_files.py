@@ -137,10 +137,7 @@ def test_only_components_of_their_key_are_built(
         ),
         (
             "search_space: [secret.txt]\n",
-            (
-                "search_space: secret.txt: is no search space; accepted is a file whose name ends"
-                " with .yaml"
-            ),
+            "search_space: secret.txt: is no search space, which is a .yaml file",
         ),
         (
             "search_space: ['http://localhost/x.yaml']\n",
