@@ -23,7 +23,25 @@ Scalar: TypeAlias = bool | int | float | str | None
 Parameter: TypeAlias = "Float | Int | PowerOfTwo | Choice"
 
 
-class Float(FloatDistribution):
+class _Range:
+    """What numeric parameters have in common."""
+
+    low: Any
+    high: Any
+
+    def ends(self) -> tuple[Any, Any]:
+        """Lowest and highest value.
+
+        With a step, the highest value on the grid that starts at ``low``.
+        """
+        return self.low, self.high
+
+    def _contains_number(self, value: Any) -> bool:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number and self.low <= value <= self.high
+
+
+class Float(_Range, FloatDistribution):
     """A parameter that is a real number in [low, high], both included."""
 
     def suggest(self, trial: Any, name: str) -> float:
@@ -35,24 +53,13 @@ class Float(FloatDistribution):
 
         None if the value is not in the range.
         """
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not self.low <= value <= self.high
-        ):
+        if not self._contains_number(value):
             return None
         steps = 0.0 if self.step is None else (value - self.low) / self.step
         return ("", float(value)) if abs(steps - round(steps)) <= 1e-8 else None
 
-    def ends(self) -> tuple[Any, Any]:
-        """Lowest and highest value.
 
-        With a step, the highest value on the grid that starts at ``low``.
-        """
-        return self.low, self.high
-
-
-class Int(IntDistribution):
+class Int(_Range, IntDistribution):
     """A parameter that is a whole number in [low, high], both included."""
 
     def suggest(self, trial: Any, name: str) -> int:
@@ -67,23 +74,11 @@ class Int(IntDistribution):
         A float that is a whole number counts as an int: a config key of type float holds 20 as
         20.0.
         """
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not self.low <= value <= self.high
-        ):
-            return None
-        return ("", int(value)) if (value - self.low) % self.step == 0 else None
-
-    def ends(self) -> tuple[Any, Any]:
-        """Lowest and highest value.
-
-        With a step, the highest value on the grid that starts at ``low``.
-        """
-        return self.low, self.high
+        is_on_grid = self._contains_number(value) and (value - self.low) % self.step == 0
+        return ("", int(value)) if is_on_grid else None
 
 
-class PowerOfTwo(IntDistribution):
+class PowerOfTwo(_Range, IntDistribution):
     """A parameter that is a power of two in [low, high], both included and both powers of two.
 
     The sampler sees the exponent under the name ``log2(<key>)``, so neighbouring values differ by a
@@ -101,30 +96,17 @@ class PowerOfTwo(IntDistribution):
 
     def suggest(self, trial: Any, name: str) -> int:
         """Ask the trial's sampler for a value of the parameter."""
-        return int(
-            2
-            ** trial.suggest_int(
-                _log2_name(name), self.low.bit_length() - 1, self.high.bit_length() - 1
-            )
-        )
+        exponents = self.low.bit_length() - 1, self.high.bit_length() - 1
+        return int(2 ** trial.suggest_int(_log2_name(name), *exponents))
 
     def as_param(self, value: Any) -> tuple[str, Any] | None:
         """``value`` as the sampler's parameter: a prefix of its name, and the exponent.
 
         None if the value is not in the range.
         """
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int)
-            or not self.low <= value <= self.high
-            or value & (value - 1)
-        ):
+        if not self._contains_number(value) or isinstance(value, float) or value & (value - 1):
             return None
         return "log2", value.bit_length() - 1
-
-    def ends(self) -> tuple[Any, Any]:
-        """Lowest and highest value."""
-        return self.low, self.high
 
 
 _RANGES: dict[str, type[Float] | type[Int] | type[PowerOfTwo]] = {
@@ -564,13 +546,8 @@ def override_text(value: Any) -> str:  # noqa: PLR0911  # one line for each type
     if isinstance(value, str):
         return _string_text(value)
     if isinstance(value, Mapping):
-        return (
-            "{"
-            + ",".join(
-                f"{_string_text(str(key))}:{override_text(item)}" for key, item in value.items()
-            )
-            + "}"
-        )
+        items = (f"{_string_text(str(key))}:{override_text(item)}" for key, item in value.items())
+        return f"{{{','.join(items)}}}"
     if isinstance(value, Sequence):
         return "[" + ",".join(override_text(item) for item in value) + "]"
     raise TypeError(
@@ -597,11 +574,8 @@ def _label(value: Any) -> Scalar:
     """Label by which the sampler knows an option's value: a finite scalar, since samplers and
     storages take nothing else.
     """
-    is_label = (
-        value is None
-        or isinstance(value, bool | int | str)
-        or (isinstance(value, float) and math.isfinite(value))
-    )
+    is_finite = not isinstance(value, float) or math.isfinite(value)
+    is_label = isinstance(value, Scalar) and is_finite
     return value if is_label else override_text(value)
 
 
@@ -662,21 +636,21 @@ def _check_fields(domain: Mapping[Any, Any], fields: Collection[str]) -> None:
 def _choice(domain: Mapping[Any, Any], source: str, name: str) -> Choice:
     _check_fields(domain, ["choices"])
     choices = domain.get("choices")
-    if isinstance(choices, Mapping):
-        return Choice(
-            options=tuple(
-                (
-                    value,
-                    SearchSpace.from_mapping(
-                        {} if beneath is None else beneath, source, f"{name}={_label(value)}"
-                    ),
-                )
-                for value, beneath in choices.items()
-            )
-        )
     if isinstance(choices, Sequence) and not isinstance(choices, str):
         return Choice(options=tuple((value, SearchSpace()) for value in choices))
-    raise ValueError(
-        f"choices: found {short(choices)}, not a list of values or a mapping from value to what"
-        " opens beneath it"
+    if not isinstance(choices, Mapping):
+        raise ValueError(
+            f"choices: found {short(choices)}, not a list of values or a mapping from value to what"
+            " opens beneath it"
+        )
+    return Choice(
+        options=tuple(
+            (
+                value,
+                SearchSpace.from_mapping(
+                    {} if beneath is None else beneath, source, f"{name}={_label(value)}"
+                ),
+            )
+            for value, beneath in choices.items()
+        )
     )

@@ -22,7 +22,7 @@ from autotune.config.compose import Composer
 from autotune.measurement import Evaluation, Target
 from autotune.recording import RecordedTrial, Recording
 from autotune.search.importances import time_effects
-from autotune.search.randomness import RandomTrial
+from autotune.search.points import RandomTrial
 from autotune.search.scheduler import PointPlacement, Scheduler, Start
 from autotune.space import SearchSpace, Suggestion
 from benchmarks.measuring import circumstances, write_result

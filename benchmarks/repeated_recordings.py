@@ -29,7 +29,7 @@ from autotune.confirm.race import RaceLimits
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import Recording, read_recording, write_recording
-from autotune.search.randomness import RandomTrial
+from autotune.search.points import RandomTrial
 from autotune.search.scheduler import Scheduler
 from autotune.space import SearchSpace, Suggestion
 from autotune.training.run import start_training

@@ -37,8 +37,8 @@ from rich.table import Table
 from autotune.config.compose import Composed, Composer
 from autotune.errors import AutotuneError
 from autotune.recording import RecordedTrial, Recording, read_recording
-from autotune.search.earlier_trials import EarlierStudy, earlier_study
 from autotune.search.samplers import quiet_optuna
+from autotune.search.warm_start import EarlierStudy, earlier_study
 from benchmarks.measuring import circumstances, write_result
 from benchmarks.replay.replayed_policy import replayed_policy
 from benchmarks.replay.simulation import replay

@@ -2,15 +2,14 @@
 it takes.
 """
 
-import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import optuna
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import SearchSpaceError
@@ -24,6 +23,7 @@ from autotune.space import (
     Suggestion,
     override_text,
 )
+from tests.test_values import AWKWARD
 
 OPTIMIZERS = {
     "optimizer": {
@@ -70,22 +70,10 @@ def ask(space: SearchSpace, seed: int = 0) -> tuple[optuna.Study, optuna.Trial, 
             "lr: unknown field 'lgo'; known are type, low, high, log, step",
         ),
         (
-            {"o": {"type": "choice", "choice": [1]}},
-            "o: unknown field 'choice'; known are type, choices",
-        ),
-        (
             {"lr": {"type": "float", "low": 3, "high": 2}},
             "lr: `low <= high` must hold, but got (low=3.0, high=2.0).",
         ),
-        (
-            {"n": {"type": "int", "low": -1, "high": 2, "log": True}},
-            "n: `low >= 1` must hold for `log=True`, but got (low=-1, high=2).",
-        ),
         ({"o": [[1, 2], [1, 2]]}, "o: choice [1,2] is repeated; list each value once"),
-        (
-            {"o": ["a\n\x1b[2J", "a\n\x1b[2J"]},
-            r"o: choice 'a\n\x1b[2J' is repeated; list each value once",
-        ),
         ({"o": {"type": "choice", "choices": {}}}, "o: no choices; list at least one value"),
         (
             {"lr": {"low": 1, "high": 2}},
@@ -103,11 +91,6 @@ def ask(space: SearchSpace, seed: int = 0) -> tuple[optuna.Study, optuna.Trial, 
             {"lr": {"type": "float", "low": "a", "high": 2}},
             "lr: low: found 'a', not a finite number",
         ),
-        ({"lr": {"type": "float", "low": True, "high": 2}}, "lr: low: found True, not a number"),
-        (
-            {"lr": {"type": "float", "low": 0, "high": math.inf}},
-            "lr: high: found inf, not a finite number",
-        ),
         (
             {"n": {"type": "int", "low": 0.5, "high": 2}},
             "n: low: found 0.5, not a whole number from -2**53 to 2**53",
@@ -115,10 +98,6 @@ def ask(space: SearchSpace, seed: int = 0) -> tuple[optuna.Study, optuna.Trial, 
         (
             {"lr": {"type": "float", "low": 1, "high": 2, "log": 1}},
             "lr: log: found 1, not true or false",
-        ),
-        (
-            {"n": {"type": "int", "low": 1, "high": 4, "step": 0}},
-            "n: `step > 0` must hold, but got step=0.",
         ),
         (
             {"bs": {"type": "power_of_two", "low": 24, "high": 64}},
@@ -156,16 +135,6 @@ def test_a_key_in_two_files_is_refused_with_both_files() -> None:
             (
                 "cnn.yaml: lr: stands twice (beneath o, lr); accepted is a key once among what can"
                 " be open together"
-            ),
-        ),
-        (
-            {
-                "o": {"type": "choice", "choices": {"a": {"lr": [1]}}},
-                "p": {"type": "choice", "choices": {"b": {"lr": [1]}}},
-            },
-            (
-                "cnn.yaml: lr: stands twice (beneath o, beneath p); accepted is a key once among"
-                " what can be open together"
             ),
         ),
         (
@@ -214,7 +183,6 @@ def test_choice_opens_only_the_chosen_branch() -> None:
     ("kind", "low", "high", "step", "highest"),
     [
         ("float", 0.0, 1.0, 0.3, 0.9),
-        ("float", 0.1, 0.3, 0.2, 0.3),
         ("float", 0.0, 1.0, 0.1, 1.0),
         ("int", 1, 10, 4, 9),
     ],
@@ -247,12 +215,9 @@ def test_without_takes_one_option_out_and_leaves_the_rest() -> None:
     [
         {"optimizer": "adam"},
         {"optimizer.lr": 1.0},
-        {"optimizer.lr": None},
         {"batch_size": 33},
-        {"batch_size": 16},
         {"batch_size": True},
         {"model.widths": [8, 17]},
-        {"model.widths": None},
     ],
 )
 def test_a_configuration_that_the_space_lacks_is_no_point_of_it(changes: dict[str, Any]) -> None:
@@ -283,57 +248,8 @@ def exactly(value: Any) -> Any:
     )
 
 
-def _examples(test: Callable[..., None]) -> Callable[..., None]:
-    awkward: list[Any] = [
-        "",
-        " ",
-        "true",
-        "NULL",
-        "null",
-        "nan",
-        "-inf",
-        "1e5",
-        "1_000",
-        "0x10",
-        "a,b",
-        "a=b",
-        "it's",
-        'say "hi"',
-        "back\\slash",
-        "end\\",
-        "end\\\n",
-        "\\'",
-        "${epochs}",
-        "$HOME",
-        "naïve",
-        "¹",
-        "日本",
-        "[1,2]",
-        "{a:1}",
-        "choice(a,b)",
-        "a b",
-        "~x",
-        "/tmp/x.y",
-        5e-324,
-        1.7976931348623157e308,
-        1e16,
-        -0.0,
-        math.inf,
-        -math.inf,
-        10**30,
-        [],
-        [[]],
-        ["a b", 1, 1.0, True, None],
-        [["'"]],
-    ]
-    for value in awkward:
-        test = example(value=value)(test)
-    return test
-
-
-@_examples
-@given(value=VALUES)
-@settings(max_examples=60, deadline=None)
+@given(value=st.sampled_from(AWKWARD) | VALUES)
+@settings(max_examples=150, deadline=None)
 def test_an_override_parses_back_to_the_same_value_and_type(value: Any) -> None:
     (text,) = Suggestion({"some.key": value}).as_overrides()
     override = OverridesParser.create().parse_override(text)

@@ -32,7 +32,7 @@ from autotune.measurement import Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import read_recording, write_recording
 from autotune.reporting.study_files import write_trials
-from autotune.search.encoding import UnitCube
+from autotune.search.points import UnitCube
 from autotune.search.study import create_trial_at
 from autotune.space import SearchSpace, Suggestion
 from autotune.yaml_files import load_yaml

@@ -44,7 +44,7 @@ from autotune.outcome import Outcome
 from autotune.reporting.comparison import Compared, Comparison, verdict, write_comparison
 from autotune.reporting.runs_terminal import RunsDisplay, print_comparison
 from autotune.reporting.scores import describe_arm
-from autotune.search.randomness import derived_seed
+from autotune.search.points import derived_seed
 from autotune.space import Suggestion
 from autotune.tracking.tracker import FinishedRun, StudyEnd, StudyInfo, TrackedTrial
 from autotune.tracking.writer import TrackerWriter

@@ -16,7 +16,7 @@ from autotune.confirm.statistics import Ratio, RunScore, ratio_of_pairs
 from autotune.measurement import TrialResult
 from autotune.objective import Objective
 from autotune.reporting.scores import ArmScores, run_score, score_format_of
-from autotune.search.randomness import derived_seed
+from autotune.search.points import derived_seed
 from autotune.space import Suggestion
 
 BASELINE = "baseline"

@@ -26,7 +26,6 @@ from autotune.mlflow_logs import logs_folder
 from autotune.outcome import Outcome
 from autotune.reporting.scores import score_format_of
 from autotune.reporting.terminal import StudyDisplay
-from autotune.search.earlier_trials import first_points
 from autotune.search.samplers import PausingSampler
 from autotune.search.scheduler import Scheduler
 from autotune.search.storage import told_storage_errors
@@ -37,6 +36,7 @@ from autotune.search.study import (
     store_race,
     stored_race,
 )
+from autotune.search.warm_start import first_points
 from autotune.space import Suggestion
 from autotune.tracking.tracker import (
     FinishedRun,

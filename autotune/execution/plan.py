@@ -18,11 +18,11 @@ from autotune.execution.settings import StudySettings, check_settings
 from autotune.hiding import without_secrets_in
 from autotune.objective import Objective, check_measured
 from autotune.reporting.scores import score_format_of
-from autotune.search.earlier_trials import EarlierStudy, earlier_study
 from autotune.search.outlook import has_costs
 from autotune.search.samplers import make_sampler
 from autotune.search.stopping import StoppingRule, make_stopping
 from autotune.search.study import stored_recording
+from autotune.search.warm_start import EarlierStudy, earlier_study
 from autotune.space import PowerOfTwo, SearchSpace, Suggestion, override_text
 from autotune.tracking.earlier_recordings import earlier_recordings
 from autotune.training.capabilities import (

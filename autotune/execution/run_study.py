@@ -39,7 +39,7 @@ from autotune.measurement import TrialResult
 from autotune.reporting.runs_terminal import RunsDisplay
 from autotune.reporting.scores import score_format_of
 from autotune.reporting.study_files import StudyTables
-from autotune.search.randomness import num_points
+from autotune.search.points import num_points
 from autotune.search.scheduler import Done
 from autotune.search.study import confirmations, store_confirmation
 from autotune.tracking.tracker import StudyEnd, confirmation_name

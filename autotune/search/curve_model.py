@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from autotune.search.encoding import Array, Indices
+from autotune.search.points import Array, Indices
 
 if TYPE_CHECKING:
     from sklearn.gaussian_process.kernels import Kernel
@@ -62,7 +62,7 @@ def _libraries() -> ThreadpoolController:
     waits for Python's, the other has Python's and waits for the loader's
     (https://github.com/joblib/threadpoolctl/issues/239).
     """
-    wait_for_scikit_learn()
+    import_in_background().join()
     return ThreadpoolController()
 
 
@@ -70,7 +70,9 @@ def _libraries() -> ThreadpoolController:
 def import_in_background() -> Thread:
     """Begin, once, to import in a thread what the first fit needs.
 
-    SciPy fails if another thread imports torch meanwhile.
+    Join it before other parts of scikit-learn are imported: Python raises errors in both threads
+    where two import modules that need each other, in another order. SciPy fails if another thread
+    imports torch meanwhile.
     """
     thread = Thread(
         target=import_module, args=("autotune.search.gaussian_process",), name="import-scikit-learn"
@@ -86,17 +88,6 @@ def wait_for_import() -> None:
     """
     if import_in_background.cache_info().currsize:
         import_in_background().join()
-
-
-def wait_for_scikit_learn() -> None:
-    """Wait until what the first fit needs is imported.
-
-    It must be called in a search before other parts of scikit-learn are imported.
-
-    Python raises errors in both threads where two import modules that need each other, in another
-    order.
-    """
-    import_in_background().join()
 
 
 @cache

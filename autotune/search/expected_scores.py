@@ -17,7 +17,7 @@ from scipy.special import gammaln, stdtr
 from autotune.measurement import TrialResult
 from autotune.objective import BoundedObjective, Objective
 from autotune.outcome import Outcome
-from autotune.search.encoding import Array
+from autotune.search.points import Array
 from autotune.space import Suggestion
 
 Key = tuple[str, ...]

@@ -18,7 +18,7 @@ halving (Li et al., 2020).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,21 +27,17 @@ from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import BoundedObjective, Objective
 from autotune.search.curve_model import import_in_background, use_one_thread
-from autotune.search.earlier_trials import EarlierStudy
 from autotune.search.gain_model import GainModel
-from autotune.search.randomness import Candidates, derived_seed
+from autotune.search.points import Candidates, derived_seed
 from autotune.search.samplers import PausingSampler
 from autotune.search.stopping import Decision
 from autotune.search.trial_history import KnownTrial, TrialHistory
-from autotune.search.warm_start import WarmStart
+from autotune.search.warm_start import EarlierStudy, WarmStart
 from autotune.space import SearchSpace, Suggestion
 
 _MIN_GAIN = 1e-3
 """Minimum expected gain of a repeat, as the logarithm of a ratio of scores, once there is no new
 point left."""
-_MAX_WAITING = 128
-"""Maximum number of waiting trials that one decision compares with each other and with new
-points."""
 
 
 @dataclass
@@ -118,12 +114,8 @@ class FreezeThawSampler(PausingSampler):
         length_key: str = "epochs",
         earlier: Sequence[EarlierStudy] = (),
     ) -> None:
-        if (
-            num_startup_trials < 1
-            or num_candidates < 1
-            or not reduction_factor > 1
-            or not 0 <= least_chance < 1
-        ):
+        is_positive = min(num_startup_trials, num_candidates) >= 1
+        if not (is_positive and reduction_factor > 1 and 0 <= least_chance < 1):
             raise ConfigError(
                 f"search.sampler: found num_startup_trials {num_startup_trials}, num_candidates"
                 f" {num_candidates}, reduction_factor {reduction_factor}, least_chance"
@@ -141,8 +133,6 @@ class FreezeThawSampler(PausingSampler):
         self._least_chance = least_chance
         self._seed = seed
         self._num_draws = 0
-        self._num_by_chance = 0
-        self._is_earlier_next = True
         self._candidates = Candidates(space)
         # Errors of the model keep no region from being tried, and no trial from being resumed.
         self._by_chance, self._by_age = _FixedFraction(0.1), _FixedFraction(0.05)
@@ -156,11 +146,8 @@ class FreezeThawSampler(PausingSampler):
         )
         self._trials = self._history.trials
         self._gains = GainModel(self._history, self._earlier)
-        self._of_chance, self._of_earlier, self._of_waiting = (
-            _Calibration(),
-            _Calibration(),
-            _Calibration(),
-        )
+        self._of_chance, self._of_earlier = _Calibration(), _Calibration()
+        self._of_waiting = _Calibration()
         self._proposed_by: _Calibration | None = None
         self._chosen_by: dict[int, _Calibration] = {}
         """For each trial that was chosen for its chance of winning: what that chance was
@@ -282,6 +269,17 @@ class FreezeThawSampler(PausingSampler):
         """
         rng = np.random.default_rng(derived_seed(self._seed, f"draw {self._num_draws}"))
         self._num_draws += 1
+        chosen = self._best(rng, beside=beside, new=new, ending=ending)
+        if isinstance(chosen, int):
+            self._trials[chosen].last_chosen = self._num_draws
+        elif chosen is not None:
+            # not only when it starts, since another point may be trained in its place
+            self._earlier.take(chosen)
+        return chosen
+
+    def _best(
+        self, rng: np.random.Generator, *, beside: int | None, new: bool, ending: bool
+    ) -> Suggestion | int | None:
         may_start, is_exhausted = new, self._candidates.is_exhausted
         new, ending = new and not is_exhausted, ending or is_exhausted
         waiting = [
@@ -291,7 +289,7 @@ class FreezeThawSampler(PausingSampler):
         ]
         seen = self._history.seen
         if new and (len(self._trials) < self._num_startup_trials or len(seen) < 3):
-            return self._mark_proposed(self._startup_point())
+            return self._earlier.startup_point(self._candidates)
         # waits for the import of scikit-learn, which points of the startup do without
         use_one_thread()
         if not seen or not (new or waiting):
@@ -299,10 +297,10 @@ class FreezeThawSampler(PausingSampler):
         if (new or ending) and (
             promoted := self._history.promoted(waiting, self._reduction_factor)
         ) is not None:
-            return self._mark_chosen(promoted)
+            return promoted
         self._gains.learn(rng)
         return self._most_promising(
-            self._shortlist(waiting, rng),
+            _shortlist(waiting, self._trials, rng),
             rng,
             beside=beside,
             new=new,
@@ -345,11 +343,11 @@ class FreezeThawSampler(PausingSampler):
             return repeat
         if best < len(drawn):
             if self._by_chance.is_due():
-                best = self._random_index(drawn, rng)
+                best = self._history.random_index(drawn, rng)
             else:
                 self._proposed_by = calibrations[best]
                 calibrations[best].add_choice(float(soon[best]))
-            return self._mark_proposed(drawn[best])
+            return drawn[best]
         chosen = waiting[best - len(drawn)]
         if (
             chosen != beside
@@ -367,51 +365,21 @@ class FreezeThawSampler(PausingSampler):
             )
             is not None
         ):
-            return self._mark_chosen(oldest)
+            return oldest
         self._chosen_by[chosen] = self._of_waiting
         self._of_waiting.add_choice(float(soon[best]))
-        return self._mark_chosen(chosen)
+        return chosen
 
-    def _mark_chosen(self, number: int) -> int:
-        self._trials[number].last_chosen = self._num_draws
-        return number
 
-    def _random_index(self, drawn: Sequence[Suggestion], rng: np.random.Generator) -> int:
-        """Draw the index of one of the points, with probability proportional to its chance of
-        being feasible.
-        """
-        chances = np.exp(
-            self._history.feasibility.log_chances(
-                self._history.cube.features(self._history.cube.encode(drawn))
-            )
-        )
-        return int(rng.choice(len(drawn), p=chances / chances.sum()))
-
-    def _startup_point(self) -> Suggestion:
-        """In turns a random point, the same as in a search without earlier studies, and a good
-        point of an earlier study.
-        """
-        self._is_earlier_next = not self._is_earlier_next
-        if not self._is_earlier_next and (point := self._earlier.first()) is not None:
-            return point
-        self._num_by_chance += 1
-        return self._candidates.draw(
-            np.random.default_rng(derived_seed(self._seed, f"start {self._num_by_chance}")), 1
-        )[0]
-
-    def _mark_proposed(self, point: Suggestion) -> Suggestion:
-        # not only when it starts, since another point may be trained in its place
-        self._earlier.take(point)
-        return point
-
-    def _shortlist(self, waiting: list[int], rng: np.random.Generator) -> list[int]:
-        """At most ``_MAX_WAITING`` of the waiting trials: three quarters those that promised
-        most when last compared, others at random.
-        """
-        if len(waiting) <= _MAX_WAITING:
-            return waiting
-        order = sorted(waiting, key=lambda number: -self._trials[number].log_gain)
-        best, rest = order[: _MAX_WAITING * 3 // 4], order[_MAX_WAITING * 3 // 4 :]
-        return best + [
-            int(number) for number in rng.choice(rest, _MAX_WAITING - len(best), replace=False)
-        ]
+def _shortlist(
+    waiting: list[int], trials: Mapping[int, KnownTrial], rng: np.random.Generator
+) -> list[int]:
+    """At most 128 of the waiting trials, as one decision compares: three quarters those that
+    promised most when last compared, others at random.
+    """
+    most = 128
+    if len(waiting) <= most:
+        return waiting
+    order = sorted(waiting, key=lambda number: -trials[number].log_gain)
+    best, rest = order[: most * 3 // 4], order[most * 3 // 4 :]
+    return best + [int(number) for number in rng.choice(rest, most - len(best), replace=False)]

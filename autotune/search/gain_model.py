@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import log_ndtr
 
 from autotune.search.curve_model import GaussianProcess, scaled_shortfalls
-from autotune.search.encoding import Array, Indices
+from autotune.search.points import Array, Indices
 from autotune.search.trial_history import WIN, TrialHistory
 from autotune.search.warm_start import WarmStart
 from autotune.space import Suggestion

@@ -13,13 +13,13 @@ from sklearn.gaussian_process.kernels import (
     RBF,
     ConstantKernel,
     DotProduct,
-    Hyperparameter,
+    Exponentiation,
     Kernel,
     Matern,
     WhiteKernel,
 )
 
-from autotune.search.encoding import Array, Indices
+from autotune.search.points import Array, Indices
 
 
 def curve_kernel(num_features: int) -> Kernel:
@@ -158,42 +158,26 @@ def _alike(num_features: int) -> Kernel:
     return _OnColumns(0, num_features, Matern(np.full(num_features, 0.7), (0.05, 20), nu=2.5))
 
 
-class _OnColumns(Kernel):  # type: ignore[misc]  # scikit-learn has no types
-    """Another kernel, with its hyperparameters, of ``count`` columns of the rows.
+class _OnColumns(Exponentiation):  # type: ignore[misc]  # scikit-learn has no types
+    """Another kernel, with its hyperparameters, of ``count`` columns of the rows: a power of one,
+    since that is scikit-learn's kernel of a single kernel.
 
     Rows that are equal in these columns, such as the evaluations of one trial or at one step, are
     computed once.
     """
 
     def __init__(self, first: int, count: int, kernel: Kernel) -> None:
-        self.first, self.count, self.kernel = first, count, kernel
+        super().__init__(kernel, 1)
+        self.first, self.count = first, count
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The arguments that the kernel was made with.
 
         With ``deep`` those of the inner kernel, too.
         """
-        inner = (
-            {f"kernel__{name}": value for name, value in self.kernel.get_params().items()}
-            if deep
-            else {}
-        )
-        return {"first": self.first, "count": self.count, "kernel": self.kernel, **inner}
-
-    @property
-    def hyperparameters(self) -> list[Hyperparameter]:
-        """The inner kernel's hyperparameters, named as in ``get_params``."""
-        return [
-            inner._replace(name=f"kernel__{inner.name}") for inner in self.kernel.hyperparameters
-        ]
-
-    @property
-    def theta(self) -> Array:
-        return self.kernel.theta  # type: ignore[no-any-return]  # scikit-learn has no types
-
-    @theta.setter
-    def theta(self, theta: Array) -> None:
-        self.kernel.theta = theta
+        inner = super().get_params(deep)
+        del inner["exponent"]
+        return {"first": self.first, "count": self.count, **inner}
 
     # scikit-learn names it so
     def __call__(
@@ -215,15 +199,11 @@ class _OnColumns(Kernel):  # type: ignore[misc]  # scikit-learn has no types
 
     def _distinct(self, rows: Array) -> tuple[Array, Indices]:
         """The distinct rows, and for every row the index of the one that equals it."""
-        own = np.ascontiguousarray(rows[:, self.first : self.first + self.count])
-        as_bytes = own.view(np.dtype((np.void, own.itemsize * self.count))).ravel()
+        columns = np.ascontiguousarray(rows[:, self.first : self.first + self.count])
+        as_bytes = columns.view(np.dtype((np.void, columns.itemsize * self.count))).ravel()
         _, first, index = np.unique(as_bytes, return_index=True, return_inverse=True)
-        return own[first], index
+        return columns[first], index
 
     def diag(self, X: Array) -> Array:  # noqa: N803  # scikit-learn names it so
         variances: Array = self.kernel.diag(X[:, self.first : self.first + self.count])
         return variances
-
-    def is_stationary(self) -> bool:
-        # scikit-learn has no types
-        return self.kernel.is_stationary()  # type: ignore[no-any-return]

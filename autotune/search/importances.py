@@ -25,8 +25,7 @@ from threadpoolctl import threadpool_limits
 
 from autotune.measurement import Target
 from autotune.recording import RecordedTrial, Recording
-from autotune.search.encoding import Array, UnitCube
-from autotune.search.randomness import RandomTrial, num_points, points
+from autotune.search.points import Array, RandomTrial, UnitCube, num_points, points
 from autotune.space import Choice, Parameter, SearchSpace, Suggestion
 
 MIN_TRIALS = 8

@@ -20,16 +20,14 @@ from autotune.objective import Objective, device_of, unmeasured
 from autotune.outcome import Outcome
 from autotune.search.expected_scores import running_times
 from autotune.search.outlook import NUM_AHEAD, Outlook, outlook
-from autotune.search.randomness import Candidates, derived_seed
+from autotune.search.points import Candidates, derived_seed
 from autotune.search.samplers import PausingSampler
 from autotune.search.stopping import Decision, StoppingRule
 from autotune.search.study import (
     BASELINE,
     ENDED_FOR,
-    INFEASIBLE,
     NUM_LOST,
     PAUSED,
-    REJECTED,
     RETRY_OF,
     ask_trial,
     baseline_number,
@@ -38,6 +36,7 @@ from autotune.search.study import (
     finished_results,
     interrupt_trial,
     paused_trials,
+    reject_trial,
     rejected_points,
     tell_result,
 )
@@ -107,69 +106,55 @@ class PointPlacement(Protocol):
         ...
 
 
-class Scheduler:
-    """Decides over one Optuna study which trial to run next.
+@dataclass(kw_only=True, eq=False)
+class SearchSettings:
+    """What a search is over, and how long it may go on."""
 
-    Args:
-        study: minimises the objective; may hold earlier trials, and then its sampler needs another
-            seed than at first.
-        baseline: the point of the experiment's own configuration, which the first trial trains;
-            without values if the space does not contain it; None for no baseline.
-        first: points that a new study tries after the baseline, before its sampler is asked;
-            ignored with ``sampler``.
-        sampler: proposes points in place of the study's sampler, and pauses trials; with None no
-            trial is paused.
-        place: gives the point to train in place of a suggestion, where not all can be trained;
-            Optuna is told that point.
-        may_repeat: whether points of a finite space may be tried again, by Optuna's samplers; with
-            ``place`` that decides.
-        is_kept: whether a trial that an earlier process paused can be resumed; if not, its point is
-            proposed again.
-        seed: seed of the study, from which every trial's seed is derived.
-        num_trials: trials to end in all, earlier ones included; None means no limit.
-        expected_trainings: trainings that the result will be used for: the search ends when further
-            trials are expected to cost more than they save over those; None never ends it so.
-        max_errors_in_a_row: ERRORED trials in a row after which the search ends with ``error``.
-    """
+    study: optuna.Study
+    """Minimises the objective; may hold earlier trials, and then its sampler needs another seed
+    than at first."""
+    space: SearchSpace
+    baseline: Suggestion | None
+    """Point of the experiment's own configuration, which the first trial trains; without values if
+    the space does not contain it; None for no baseline."""
+    stopping: StoppingRule
+    objective: Objective
+    target: Target
+    seed: int
+    """Seed of the study, from which every trial's seed is derived."""
+    num_trials: int | None
+    """Trials to end in all, earlier ones included; None means no limit."""
+    max_errors_in_a_row: int
+    """ERRORED trials in a row after which the search ends with ``error``."""
+    expected_trainings: int | None = None
+    """Trainings that the result will be used for: the search ends when further trials are expected
+    to cost more than they save over those; None never ends it so."""
+    first: Sequence[Suggestion] = ()
+    """Points that a new study tries after the baseline, before an Optuna sampler is asked."""
+    sampler: PausingSampler | None = None
+    """Proposes points in place of the study's sampler, and pauses trials."""
+    place: PointPlacement | None = None
+    """Gives the point to train, and to tell to Optuna, in place of a suggestion."""
+    may_repeat: bool = False
+    """Whether Optuna's samplers may try a point of a finite space again, without ``place``."""
+    is_kept: Callable[[int], bool] = lambda number: False
+    """Whether a trial that an earlier process paused can be resumed; if not, its point is proposed
+    again."""
 
-    def __init__(
-        self,
-        *,
-        study: optuna.Study,
-        space: SearchSpace,
-        baseline: Suggestion | None,
-        stopping: StoppingRule,
-        objective: Objective,
-        target: Target,
-        seed: int,
-        num_trials: int | None,
-        max_errors_in_a_row: int,
-        expected_trainings: int | None = None,
-        first: Sequence[Suggestion] = (),
-        sampler: PausingSampler | None = None,
-        place: PointPlacement | None = None,
-        may_repeat: bool = False,
-        is_kept: Callable[[int], bool] = lambda number: False,
-    ) -> None:
-        self._study = study
-        self._space = space
-        self._baseline = baseline
-        self._stopping = stopping
-        self._objective = objective
-        self._target = target
-        self._seed = seed
-        self._num_trials = num_trials
-        self._max_errors = max_errors_in_a_row
-        self._expected_trainings = expected_trainings
+
+@dataclass(kw_only=True, eq=False)
+class Scheduler(SearchSettings):
+    """Decides over one Optuna study which trial to run next."""
+
+    def __post_init__(self) -> None:
+        study, space, place = self.study, self.space, self.place
         self._ended_for: int | None = study.user_attrs.get(ENDED_FOR)
-        self._pauses = sampler is not None
-        self._sampler = sampler or PausingSampler()
-        if sampler is not None:
-            stopping.score_to_beat = sampler.score_to_beat
-        self._place = place
-        self._candidates = (
-            Candidates(space) if sampler is None and place is None and not may_repeat else None
-        )
+        self._pauses = self.sampler is not None
+        self._sampler = self.sampler or PausingSampler()
+        if self._pauses:
+            self.stopping.score_to_beat = self._sampler.score_to_beat
+        is_repeated = self._pauses or place is not None or self.may_repeat
+        self._candidates = Candidates(space, may_repeat=is_repeated)
         self._unfinished: dict[int, Trial] = {}
         """Running and paused trials, by number."""
         self._stored: dict[int, optuna.Trial] = {}
@@ -181,7 +166,9 @@ class Scheduler:
         self.error: AutotuneError | None = None
         """Why the search ended early: too many trials in a row ERRORED, or a worker lacked a
         reading for the objective; else None."""
-        end_abandoned_trials(study, objective, lambda number: self._pauses and is_kept(number))
+        end_abandoned_trials(
+            study, self.objective, lambda number: self._pauses and self.is_kept(number)
+        )
         self.results = finished_results(study)
         """Results of all ended trials, by trial number."""
         if place is not None:
@@ -192,13 +179,21 @@ class Scheduler:
             self._sampler.rejected(suggestion)
             self._mark_tried(suggestion)
         self._errors, self.error = [], None  # the cause of earlier errors may be fixed by now
-        self.paused = tuple(self._take_up(*stored) for stored in paused_trials(study, space))
+        self.paused: list[tuple[Trial, Sequence[Evaluation]]] = []
         """Trials that an earlier process paused, with their evaluations."""
+        for stored, suggestion, evaluations in paused_trials(study, space):
+            self._sampler.paused(stored.number, suggestion, evaluations)
+            self._paused.add(stored.number)
+            if evaluations:
+                self._last[stored.number] = evaluations[-1]
+            is_baseline = BASELINE in stored.user_attrs
+            trial = self._add(stored, suggestion, is_baseline=is_baseline)
+            self.paused.append((trial, evaluations))
         is_new = not study.get_trials(deepcopy=False)
-        if baseline is not None and baseline_number(study) is None:
-            params = space.params_of(baseline) if baseline.values else {}
+        if self.baseline is not None and baseline_number(study) is None:
+            params = space.params_of(self.baseline) if self.baseline.values else {}
             study.enqueue_trial(params, user_attrs={BASELINE: True})
-        for point in first if is_new and not self._pauses else ():
+        for point in self.first if is_new and not self._pauses else ():
             study.enqueue_trial(space.params_of(point))
 
     @property
@@ -206,9 +201,9 @@ class Scheduler:
         """Number of trials that may still be started; None means no limit."""
         if self._is_not_worth_more:
             return 0
-        if self._num_trials is None:
+        if self.num_trials is None:
             return None
-        return max(0, self._num_trials - len(self.results) - len(self._unfinished))
+        return max(0, self.num_trials - len(self.results) - len(self._unfinished))
 
     @property
     def has_unfinished(self) -> bool:
@@ -220,21 +215,21 @@ class Scheduler:
     @property
     def outlook(self) -> Outlook | None:
         """What further trials are expected to bring and to cost; None while that cannot be told."""
-        return outlook(self._objective, self._last, self.scores)
+        return outlook(self.objective, self._last, self.scores)
 
     @property
     def _is_not_worth_more(self) -> bool:
         """Whether further trials cost more than they save, as this or an earlier process found."""
         return (
-            self._expected_trainings is not None
+            self.expected_trainings is not None
             and self._ended_for is not None
-            and self._expected_trainings <= self._ended_for
+            and self.expected_trainings <= self._ended_for
         )
 
     @property
     def baseline_trial(self) -> int:
         """Number of the baseline's trial: the last one, if an earlier one was interrupted."""
-        number = baseline_number(self._study)
+        number = baseline_number(self.study)
         assert number is not None, "the first trial is the baseline"
         return number
 
@@ -242,7 +237,7 @@ class Scheduler:
     def scores(self) -> dict[int, float]:
         """The score of every trial that REACHED the target, by trial number."""
         return {
-            number: self._objective.score(result)
+            number: self.objective.score(result)
             for number, result in self.results.items()
             if result.outcome is Outcome.REACHED
         }
@@ -256,7 +251,7 @@ class Scheduler:
         it has one, else the configuration's expected running time, which is the total score of its
         runs divided by the number of runs that reached the target.
         """
-        return running_times(self.results, self._objective) | self._sampler.expected_scores()
+        return running_times(self.results, self.objective) | self._sampler.expected_scores()
 
     def suggest(self) -> Answer:
         """What a free worker does next.
@@ -277,35 +272,32 @@ class Scheduler:
 
     def _next(self, *, may_start: bool) -> Start | Resume | None:
         # the baseline, or an interrupted point
-        if may_start and self._study.get_trials(deepcopy=False, states=[TrialState.WAITING]):
-            return self._ask(self._place)
+        if may_start and self.study.get_trials(deepcopy=False, states=[TrialState.WAITING]):
+            return self._ask(self.place)
         if not self._pauses:
-            is_exhausted = self._candidates is not None and self._candidates.is_exhausted
-            may_start = may_start and not is_exhausted
-            return self._ask(self._place or self._untried) if may_start else None
+            may_start = may_start and not self._candidates.is_exhausted
+            return self._ask(self.place or self._untried) if may_start else None
         chosen = self._sampler.propose(new=may_start, ending=not may_start)
         if isinstance(chosen, Suggestion):
-            placed = chosen if self._place is None else self._place(chosen)
+            placed = chosen if self.place is None else self.place(chosen)
             if placed is not None:
                 return self._start(
-                    *create_trial_at(self._study, self._space, placed), is_baseline=False
+                    *create_trial_at(self.study, self.space, placed), is_baseline=False
                 )
             chosen = self._sampler.propose(new=False)
             assert not isinstance(chosen, Suggestion), "no new point was wanted"
         if chosen is None:
             return None
         self._paused.discard(chosen)
-        cap_seconds = self._stopping.cap_seconds(chosen)
+        cap_seconds = self.stopping.cap_seconds(chosen)
         return Resume(replace(self._unfinished[chosen], cap_seconds=cap_seconds))
 
     def _ask(self, place: Callable[[Suggestion], Suggestion | None] | None) -> Start | None:
-        asked = ask_trial(self._study, self._space, self._baseline, place)
+        asked = ask_trial(self.study, self.space, self.baseline, place)
         return None if asked is None else self._start(*asked)
 
     def _untried(self, suggestion: Suggestion) -> Suggestion:
-        if self._candidates is None:
-            return suggestion
-        rng = np.random.default_rng(derived_seed(self._seed, f"in place of {suggestion.key}"))
+        rng = np.random.default_rng(derived_seed(self.seed, f"in place of {suggestion.key}"))
         return self._candidates.in_place_of(suggestion, rng)
 
     def _start(self, stored: optuna.Trial, suggestion: Suggestion, is_baseline: bool) -> Start:
@@ -319,26 +311,16 @@ class Scheduler:
         self._unfinished[stored.number] = Trial(
             number=stored.number,
             suggestion=suggestion,
-            seed=derived_seed(self._seed, f"trial {stored.number}"),
-            cap_seconds=math.inf if is_baseline else self._stopping.cap_seconds(stored.number),
+            seed=derived_seed(self.seed, f"trial {stored.number}"),
+            cap_seconds=math.inf if is_baseline else self.stopping.cap_seconds(stored.number),
             is_baseline=is_baseline,
             retry_of=stored.user_attrs.get(RETRY_OF),
         )
         return self._unfinished[stored.number]
 
-    def _take_up(
-        self, stored: optuna.Trial, suggestion: Suggestion, evaluations: tuple[Evaluation, ...]
-    ) -> tuple[Trial, tuple[Evaluation, ...]]:
-        """Restore a trial that an earlier process paused, as if this scheduler had paused it."""
-        self._sampler.paused(stored.number, suggestion, evaluations)
-        self._paused.add(stored.number)
-        if evaluations:
-            self._last[stored.number] = evaluations[-1]
-        return self._add(stored, suggestion, is_baseline=BASELINE in stored.user_attrs), evaluations
-
     def _mark_tried(self, suggestion: Suggestion) -> None:
         # without any, it is a baseline that the space does not contain
-        if self._candidates is not None and suggestion.values:
+        if suggestion.values:
             self._candidates.tried(suggestion)
 
     def observe(self, number: int, evaluation: Evaluation, *, may_pause: bool = True) -> Decision:
@@ -349,7 +331,7 @@ class Scheduler:
         if not self._is_measured(evaluation):
             return Decision.STOP
         self._last[number] = evaluation
-        decision = self._stopping.observe(number, evaluation)
+        decision = self.stopping.observe(number, evaluation)
         trial = self._unfinished[number]
         # all trials are compared with its result, and confirmation is planned by it
         if trial.is_baseline:
@@ -375,14 +357,14 @@ class Scheduler:
             self.interrupt(result.trial)
             return None
         _, stored = self._pop(result.trial)
-        tell_result(self._study, stored, result, self._objective, self._target)
+        tell_result(self.study, stored, result, self.objective, self.target)
         self.results[result.trial] = result
         score = self._learn(result)
-        trainings = self._expected_trainings
+        trainings = self.expected_trainings
         if trainings is not None and len(self.results) >= NUM_AHEAD and not self._is_not_worth_more:
             expected = self.outlook
             if expected is not None and expected.num_trainings > trainings:
-                self._study.set_user_attr(ENDED_FOR, trainings)
+                self.study.set_user_attr(ENDED_FOR, trainings)
                 self._ended_for = trainings
         return score
 
@@ -391,7 +373,7 @@ class Scheduler:
 
         If not, as on another machine of a cluster, the search ends.
         """
-        missing = unmeasured(self._objective, device_of(evaluation, "a worker"))
+        missing = unmeasured(self.objective, device_of(evaluation, "a worker"))
         if missing is not None:
             self.error = ConfigError(f"objective: {missing}")
         return missing is None
@@ -402,9 +384,7 @@ class Scheduler:
         """
         suggestion = self._unfinished[number].suggestion
         stored = self._withdraw(number)
-        stored.set_user_attr(REJECTED, reason)
-        stored.set_constraint(INFEASIBLE, 1.0)
-        self._study.tell(stored, state=TrialState.PRUNED)
+        reject_trial(self.study, stored, reason)
         self._mark_tried(suggestion)  # which the withdrawal took back
         if suggestion.values:
             self._sampler.rejected(suggestion)
@@ -416,7 +396,7 @@ class Scheduler:
         was, its point is proposed again.
         """
         if PAUSED not in self._withdraw(number).user_attrs:
-            interrupt_trial(self._study, number)
+            interrupt_trial(self.study, number)
 
     def retry(self, number: int, *, most: int) -> bool:
         """Give up a trial that was lost with its machine, and enqueue its point.
@@ -431,14 +411,13 @@ class Scheduler:
         if num_lost > most:
             return False
         self._withdraw(number)
-        interrupt_trial(self._study, number, num_lost=num_lost)
+        interrupt_trial(self.study, number, num_lost=num_lost)
         return True
 
     def _withdraw(self, number: int) -> optuna.Trial:
         """Take an unfinished trial away, without a result to learn from."""
         trial, stored = self._pop(number)
-        if self._candidates is not None:
-            self._candidates.forget(trial.suggestion)
+        self._candidates.forget(trial.suggestion)
         self._sampler.forget(number)
         return stored
 
@@ -447,14 +426,14 @@ class Scheduler:
         return self._unfinished.pop(number), self._stored.pop(number)
 
     def _learn(self, result: TrialResult) -> float | None:
-        score = self._objective.score(result) if result.outcome is Outcome.REACHED else None
-        self._stopping.finish(result, score)
+        score = self.objective.score(result) if result.outcome is Outcome.REACHED else None
+        self.stopping.finish(result, score)
         self._mark_tried(Suggestion(result.values))
         if result.last is not None:
             self._last[result.trial] = result.last
         self._sampler.finish(result, score)
         self._errors = [*self._errors, result] if result.outcome is Outcome.ERRORED else []
-        if len(self._errors) >= self._max_errors:
+        if len(self._errors) >= self.max_errors_in_a_row:
             first = self._errors[0]
             self.error = WorkerError(
                 f"{len(self._errors)} trials in a row failed; the first was trial {first.trial}",

@@ -30,7 +30,7 @@ from autotune.objective import Objective
 from autotune.outcome import Outcome
 from autotune.recording import Recording, read_recording, write_recording
 from autotune.remote import user_path
-from autotune.search.randomness import derived_seed
+from autotune.search.points import derived_seed
 from autotune.search.samplers import PausingSampler, optuna_sampler, quiet_optuna
 from autotune.search.storage import JOURNAL, open_storage
 from autotune.space import SearchSpace, Suggestion
@@ -95,17 +95,11 @@ def open_study(
         open_storage(folder, storage_url, is_owner=True),
         optuna.samplers.RandomSampler(),
     )
-    try:
-        study = optuna.load_study(study_name=name, storage=storage, sampler=sampler_for_now)
-        has_trials = bool(study.get_trials(deepcopy=False))
-    except KeyError:
-        study, has_trials = None, False
-    if not has_trials:
+    study = optuna.create_study(
+        study_name=name, storage=storage, sampler=sampler_for_now, load_if_exists=True
+    )
+    if not study.get_trials(deepcopy=False):
         _check_has_no_results(name, folder, storage_url)
-    if study is None:
-        study = optuna.create_study(
-            study_name=name, storage=storage, sampler=sampler_for_now, direction="minimize"
-        )
     _check_format(name, study)
     stored = study.user_attrs.get(_DEFINITION)
     # as a storage returns it: tuples are lists, keys are text
@@ -329,6 +323,13 @@ def tell_result(
 def _tell(study: Study, number: int, result: TrialResult, objective: Objective) -> None:
     score = objective.score(result) if result.outcome is Outcome.REACHED else None
     study.tell(number, score, state=TrialState[result.outcome.traits.optuna_state])
+
+
+def reject_trial(study: Study, trial: optuna.Trial, reason: str) -> None:
+    """End a trial whose point no training can run."""
+    trial.set_user_attr(REJECTED, reason)
+    trial.set_constraint(INFEASIBLE, 1.0)
+    study.tell(trial, state=TrialState.PRUNED)
 
 
 def rejected_points(study: Study, space: SearchSpace) -> Iterator[Suggestion]:

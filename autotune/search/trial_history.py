@@ -14,8 +14,8 @@ from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import AmortisedTime, BoundedObjective
 from autotune.outcome import Outcome
 from autotune.search.curve_model import GaussianProcess
-from autotune.search.encoding import Array, UnitCube, is_ranked
 from autotune.search.expected_scores import Estimates, ExpectedScores, Key, spent_by
+from autotune.search.points import Array, UnitCube, is_ranked
 from autotune.space import Choice, SearchSpace, Suggestion
 
 WIN = 0.97
@@ -325,6 +325,13 @@ class TrialHistory:
         self.unit = self.unit or max(score / longest, 1e-12)
         self.limit = max(self.limit, score / self.unit)
         return score / self.unit / longest
+
+    def random_index(self, drawn: Sequence[Suggestion], rng: np.random.Generator) -> int:
+        """Draw the index of one of the points, with probability proportional to its chance of
+        being feasible.
+        """
+        chances = np.exp(self.feasibility.log_chances(self.cube.features(self.cube.encode(drawn))))
+        return int(rng.choice(len(drawn), p=chances / chances.sum()))
 
     def may_win(self, trial: KnownTrial) -> bool:
         """Whether the trial could still be evaluated before it has spent more than a winner may."""

@@ -1,5 +1,12 @@
-"""What earlier studies contribute to a freeze-thaw search: points to try, and prior means for the
-metric of a point.
+"""Earlier studies: their trials, translated to a new search space by matching config keys, and what
+these contribute to a freeze-thaw search, which is points to try and prior means for the metric of a
+point.
+
+A parameter that only the earlier study has is left out. A parameter that only the new space has is
+unknown for every earlier trial: models get no value for it, and where such a point is tried again
+its value is drawn. A trial with a value that the new space does not have (outside a range, none of
+a choice's options) is left out as a whole: moved to the range's end it would be a point nobody
+trained.
 
 Targets, units and speeds differ from study to study; which configurations are better than which
 often does not. So a study gives one number for a point, the *prior mean*: the metric that a forest,
@@ -10,30 +17,153 @@ curve model learns how much weight the prior means deserve (``autotune.search.cu
 """
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from autotune.recording import RecordedTrial
-from autotune.search.curve_model import scaled_shortfalls, wait_for_scikit_learn
-from autotune.search.earlier_trials import EarlierStudy, first_points
-from autotune.search.encoding import Array, UnitCube
-from autotune.space import SearchSpace, Suggestion
+from autotune.errors import ConfigError
+from autotune.measurement import Target
+from autotune.recording import RecordedTrial, Recording
+from autotune.search.curve_model import import_in_background, scaled_shortfalls
+from autotune.search.points import Array, Candidates, RandomTrial, UnitCube, derived_seed
+from autotune.space import Choice, Float, Int, SearchSpace, Suggestion
 
-_NUM_TREES = 20
-_MIN_LEAF = 3
-"""Minimum number of evaluations in a leaf of the forest."""
-_NUM_EVALUATIONS = 4
-"""Number of evaluations of each curve that a forest is fitted to, spread evenly over the
-logarithm of their index."""
-_BEST_SHARE = 0.1
-"""Fraction of a study's successful trials, the fastest ones, whose steps to target set the step
-at which points are compared."""
-_NUM_POINTS = 12
-"""Number of each earlier study's best points that are candidates besides the points drawn at
-random."""
-_NUM_FIRST = 3
-"""Number of points of earlier studies that are tried before there is anything to model."""
+
+@dataclass(frozen=True, kw_only=True)
+class EarlierStudy:
+    """An earlier study's trials, as far as their values are in the new search space."""
+
+    name: str
+    target: Target
+    trials: tuple[RecordedTrial, ...]
+    """Trials whose suggestions hold only values of the new space, and not always a value for
+    each of its parameters."""
+    summary: str
+    """One line for the user on which trials and parameters were taken and left out."""
+
+
+def earlier_study(name: str, recording: Recording, space: SearchSpace) -> EarlierStudy:
+    """The trials of a recording that fit a search space and have an evaluation.
+
+    Raises:
+        ConfigError: no trial fits.
+    """
+    kept, misfits = [], Counter[str]()
+    for trial in recording.trials:
+        values, misfit = _fitting(space, trial.suggestion.values)
+        if misfit is not None:
+            misfits[misfit] += 1
+        elif values and any(map(math.isfinite, trial.metrics)):
+            kept.append(RecordedTrial(**{**vars(trial), "suggestion": Suggestion(values)}))
+    known = {key for trial in recording.trials for key in trial.suggestion.values}
+    wanted = {key for _, key, _ in space.items()}
+    parts = [f"{name}: {len(kept)} of {len(recording.trials)} trials"]
+    parts += [
+        f"{count} left out, whose {key} this search space does not have"
+        for key, count in misfits.items()
+    ]
+    parts += (
+        [f"left out: {', '.join(sorted(known - wanted))}, not in this search space"]
+        if known - wanted
+        else []
+    )
+    parts += [f"unknown there: {', '.join(sorted(wanted - known))}"] if wanted - known else []
+    if not kept:
+        raise ConfigError(
+            f"warm_start: {'; '.join(parts)}; accepted is a study of which a trial fits this search"
+            " space"
+        )
+    return EarlierStudy(
+        name=name, target=recording.target, trials=tuple(kept), summary="; ".join(parts)
+    )
+
+
+def completed(space: SearchSpace, values: Mapping[str, Any], by_chance: RandomTrial) -> Suggestion:
+    """A point of the space with the given values; missing values are drawn at random."""
+    complete: dict[str, Any] = {}
+    for key, parameter in space.parameters.items():
+        complete[key] = values[key] if key in values else parameter.suggest(by_chance, key)
+        if isinstance(parameter, Choice):
+            complete |= completed(parameter.beneath(complete[key]), values, by_chance).values
+    return Suggestion(complete)
+
+
+def _fitting(space: SearchSpace, values: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """The values of parameters that the space has, and the key of a value outside the space,
+    None if there is none.
+    """
+    fitting: dict[str, Any] = {}
+    for key, parameter in space.parameters.items():
+        if key not in values:
+            continue
+        value = values[key]
+        if isinstance(parameter, Float) and isinstance(value, int | float):
+            low, high = parameter.ends()
+            near = min(max(value, low), high)
+            # past the end by a rounding error
+            value = near if abs(value - near) <= 1e-9 * (high - low) else value
+        if parameter.as_param(value) is None:
+            return fitting, key
+        fitting[key] = int(value) if isinstance(parameter, Int) else value
+        if isinstance(parameter, Choice):
+            fitting[key] = _option(parameter, value)
+            beneath, misfit = _fitting(parameter.beneath(value), values)
+            if misfit is not None:
+                return fitting, misfit
+            fitting |= beneath
+    return fitting, None
+
+
+def _option(choice: Choice, value: Any) -> Any:
+    """The option of a choice that equals a value, with the option's type: 20 for 20.0."""
+    return next(
+        option
+        for option, _ in choice.options
+        if repr(choice.as_param(option)) == repr(choice.as_param(value))
+    )
+
+
+def _ranked(study: EarlierStudy) -> Sequence[RecordedTrial]:
+    """A study's trials by time to target, the shortest first.
+
+    Then those short of the target, by least shortfall.
+    """
+
+    def sort_key(trial: RecordedTrial) -> tuple[float, float]:
+        seconds = trial.time_to_target(study.target)
+        nearest = min(
+            (study.target.shortfall(metric) for metric in trial.metrics if math.isfinite(metric)),
+            default=math.inf,
+        )
+        return (math.inf if seconds is None else seconds, nearest)
+
+    return sorted(study.trials, key=sort_key)
+
+
+def first_points(
+    studies: Sequence[EarlierStudy], space: SearchSpace, *, seed: int, count: int = 3
+) -> list[Suggestion]:
+    """At most ``count`` of the best points of earlier studies, from each study in turn and
+    without duplicates.
+    """
+    by_chance = RandomTrial(np.random.default_rng(derived_seed(seed, "earlier points")))
+    ranked = [_ranked(study) for study in studies]
+    points: list[Suggestion] = []
+    for trial in (
+        trials[index]
+        for index in range(max(map(len, ranked), default=0))
+        for trials in ranked
+        if index < len(trials)
+    ):
+        if len(points) == count:
+            break
+        point = completed(space, trial.suggestion.values, by_chance)
+        if point not in points:
+            points.append(point)
+    return points
 
 
 class WarmStart:
@@ -47,18 +177,25 @@ class WarmStart:
     def __init__(self, studies: Sequence[EarlierStudy], space: SearchSpace, seed: int) -> None:
         self._cube = UnitCube(space)
         self._models = [_PriorMeanModel(study, self._cube) for study in studies]
-        self.points = first_points(studies, space, seed=seed, count=_NUM_POINTS * len(studies))
+        self.points = first_points(studies, space, seed=seed, count=12 * len(studies))
         """Good points of earlier studies that have not been tried yet, the best point of each
         study first."""
-        self._num_first = min(_NUM_FIRST, len(self.points))
+        self._seed = seed
+        self._num_first = min(3, len(self.points))
         self._num_tried = 0
+        self._num_by_chance = 0
+        self._is_earlier_next = True
 
-    def first(self) -> Suggestion | None:
-        """A point to try before there is anything to model.
-
-        None once enough points of earlier studies have been tried.
+    def startup_point(self, candidates: Candidates) -> Suggestion:
+        """A point to try before there is anything to model: in turns a random one, the same as in a
+        search without earlier studies, and a good one of an earlier study, at most three of those.
         """
-        return self.points[0] if self.points and self._num_tried < self._num_first else None
+        self._is_earlier_next = not self._is_earlier_next
+        if not self._is_earlier_next and self.points and self._num_tried < self._num_first:
+            return self.points[0]
+        self._num_by_chance += 1
+        rng = np.random.default_rng(derived_seed(self._seed, f"start {self._num_by_chance}"))
+        return candidates.draw(rng, 1)[0]
 
     def take(self, point: Suggestion) -> None:
         """Remove a point that is proposed or trained from the candidates."""
@@ -102,10 +239,10 @@ class _PriorMeanModel:
             ]
         )
         self._log_step = _decisive_log_step(study, float(log_steps.max()))
-        wait_for_scikit_learn()
+        import_in_background().join()
         from sklearn.ensemble import ExtraTreesRegressor  # noqa: PLC0415  # takes seconds
 
-        self._forest = ExtraTreesRegressor(_NUM_TREES, min_samples_leaf=_MIN_LEAF, random_state=0)
+        self._forest = ExtraTreesRegressor(20, min_samples_leaf=3, random_state=0)
         self._forest.fit(
             np.column_stack([features[trial_indices.astype(int)], log_steps]),
             scaled_shortfalls(shortfalls, least),
@@ -118,16 +255,16 @@ class _PriorMeanModel:
 
 
 def _evaluation_indices(trial: RecordedTrial) -> list[int]:
-    """Indices of the evaluations that a forest is fitted to: those with a finite metric, denser
-    at the start of the curve.
+    """Indices of the evaluations that a forest is fitted to: of those with a finite metric four,
+    spread evenly over the logarithm of their index.
     """
     finite = [index for index, metric in enumerate(trial.metrics) if math.isfinite(metric)]
-    chosen = np.geomspace(1, max(1, len(finite)), _NUM_EVALUATIONS).round().astype(int) - 1
+    chosen = np.geomspace(1, max(1, len(finite)), 4).round().astype(int) - 1
     return [finite[index] for index in np.unique(chosen) if finite]
 
 
 def _decisive_log_step(study: EarlierStudy, last: float) -> float:
-    """Median log step at which the study's fastest trials reached its target.
+    """Median log step at which the fastest tenth of the successful trials reached the target.
 
     ``last`` if no trial did.
     """
@@ -137,5 +274,5 @@ def _decisive_log_step(study: EarlierStudy, last: float) -> float:
         if (seconds := trial.time_to_target(study.target)) is not None
         and (index := trial.index_of_target(study.target)) is not None
     )
-    best = reached[: max(1, round(_BEST_SHARE * len(reached)))]
+    best = reached[: max(1, round(0.1 * len(reached)))]
     return float(np.median([math.log(max(step, 0.5)) for _, step in best])) if best else last

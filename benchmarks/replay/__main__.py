@@ -89,8 +89,8 @@ def replay_command(arguments: Sequence[str]) -> int:
     refuse_url(own.output, "output", "a file of this machine")
     output = user_path(own.output)
     from autotune.recording import read_recording  # after --help
-    from autotune.search.earlier_trials import earlier_study  # imports optuna
     from autotune.search.study import stored_recording  # imports optuna
+    from autotune.search.warm_start import earlier_study  # imports optuna
     from autotune.tracking.earlier_recordings import earlier_recordings  # after --help
     from benchmarks.replay.replayed_policy import replayed_policy  # imports optuna
     from benchmarks.replay.simulation import replay, write_trace  # imports optuna

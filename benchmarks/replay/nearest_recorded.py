@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from autotune.recording import RecordedTrial
-from autotune.search.encoding import UnitCube
+from autotune.search.points import UnitCube
 from autotune.space import SearchSpace, Suggestion
 
 _FAR = 1e6

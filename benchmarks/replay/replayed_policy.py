@@ -10,12 +10,12 @@ from autotune.config.build import build_partial, call
 from autotune.config.compose import Composed
 from autotune.objective import check_measured, device_of
 from autotune.recording import Recording
-from autotune.search.earlier_trials import EarlierStudy, first_points
-from autotune.search.randomness import derived_seed
+from autotune.search.points import derived_seed
 from autotune.search.samplers import PausingSampler, make_sampler, optuna_sampler
 from autotune.search.scheduler import PointPlacement, Scheduler
 from autotune.search.stopping import StoppingRule, make_stopping
 from autotune.search.study import Study
+from autotune.search.warm_start import EarlierStudy, first_points
 from benchmarks.replay.simulation import replayed_evaluation
 
 

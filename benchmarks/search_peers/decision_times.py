@@ -16,7 +16,7 @@ import numpy as np
 
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.recording import RecordedTrial, Recording
-from autotune.search.randomness import RandomTrial
+from autotune.search.points import RandomTrial
 from autotune.search.scheduler import Answer, PointPlacement, Start
 from autotune.search.stopping import Decision
 from autotune.space import SearchSpace

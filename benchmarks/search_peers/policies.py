@@ -18,7 +18,7 @@ from autotune.config.compose import Composed, Composer
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import AmortisedTime
 from autotune.recording import Recording
-from autotune.search.randomness import derived_seed
+from autotune.search.points import derived_seed
 from autotune.search.samplers import make_sampler
 from autotune.search.scheduler import Answer, PointPlacement
 from autotune.search.stopping import Decision

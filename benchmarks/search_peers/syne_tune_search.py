@@ -19,7 +19,7 @@ from syne_tune.optimizer.scheduler import SchedulerDecision
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import Recording
-from autotune.search.randomness import derived_seed
+from autotune.search.points import derived_seed
 from autotune.search.scheduler import Answer, Done, PointPlacement, Start, Trial
 from autotune.search.stopping import Decision
 from benchmarks.search_peers.domains import FlatDomains, Number, Options

@@ -15,7 +15,7 @@ from autotune.config.experiments import shipped_folder
 from autotune.config.schema import FIXED_KEYS, Config, TrialConfig
 from autotune.config.space_files import read_search_space
 from autotune.errors import ConfigError, InvalidTrialError, TargetNotAllowedError
-from autotune.search.randomness import RandomTrial
+from autotune.search.points import RandomTrial
 from autotune.space import Suggestion
 
 CONF = shipped_folder("conf")

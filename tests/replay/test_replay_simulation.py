@@ -131,7 +131,7 @@ def test_a_point_is_the_nearest_recorded_one_not_yet_used_and_the_sampler_is_tol
     def made(place: PointPlacement) -> Scheduler:
         nonlocal study
         found = policy(place, sampler=InOrder([0.12, 0.12, 0.2]))
-        study = found._study
+        study = found.study
         return found
 
     trace = replay(THREE, made, within=None)

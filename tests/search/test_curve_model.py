@@ -5,10 +5,8 @@ import sys
 
 import numpy as np
 import pytest
-from sklearn.gaussian_process.kernels import Matern
 
 from autotune.search.curve_model import GaussianProcess
-from autotune.search.gaussian_process import _OnColumns
 
 NEW = -1.0
 
@@ -38,38 +36,6 @@ def test_the_curve_of_a_point_not_seen_is_foretold_and_further_on_less_is_known(
     assert (deviations > 0).all()
     _, deviations = made.predict(rows(np.full((2, 2), 0.5), np.array([1.0, 6.0]), np.full(2, NEW)))
     assert deviations[1] > 3 * deviations[0]
-
-
-@pytest.mark.parametrize("num_points", [4, 30], ids=["many are the same", "few are"])
-def test_a_kernel_on_columns_is_to_the_last_bit_the_inner_kernel_of_these(num_points: int) -> None:
-    rng = np.random.default_rng(0)
-    seen, others = (
-        np.column_stack(
-            [rng.random((num_points, 2))[rng.integers(0, num_points, 40)], rng.random(40)]
-        )
-        for _ in range(2)
-    )
-    kernel = Matern([0.5, 0.8], nu=2.5)
-    of_columns = _OnColumns(0, 2, kernel)
-    assert (of_columns(seen) == kernel(seen[:, :2])).all()
-    assert (of_columns(seen, others) == kernel(seen[:, :2], others[:, :2])).all()
-    for ours, plain in zip(
-        of_columns(seen, eval_gradient=True), kernel(seen[:, :2], eval_gradient=True), strict=True
-    ):
-        assert (ours == plain).all()
-    other = (of_columns * 2.0).clone_with_theta(np.zeros(3))
-    assert (other.theta == 0).all()
-    assert of_columns.theta[0] == np.log(0.5)
-
-
-def test_hyperparameters_are_used_a_fixed_number_of_fits_after_they_began_to_be_learnt() -> None:
-    points = np.random.default_rng(0).random((60, 2))
-    made, kernels = GaussianProcess(2), []
-    for learn in (np.arange(60), None, None, None, None):
-        made.fit(points, np.sin(9 * points[:, 0]), learn)
-        kernels.append(made._kernel)
-    assert [kernel is kernels[0] for kernel in kernels] == [True, True, True, False, False]
-    assert kernels[3] is kernels[4]
 
 
 def test_equal_values_are_no_trouble() -> None:

@@ -22,7 +22,7 @@ from autotune.errors import ConfigError
 from autotune.measurement import Target, TrialResult
 from autotune.objective import AmortisedTime, Cost
 from autotune.outcome import Outcome
-from autotune.search.randomness import points
+from autotune.search.points import points
 from autotune.search.samplers import quiet_optuna
 from autotune.search.scheduler import Done, Resume, Scheduler, Start, Trial, Wait
 from autotune.search.stopping import CapAtIncumbent, Decision, NeverStop
@@ -263,9 +263,9 @@ def test_errors_in_a_row_end_the_search_with_the_first_traceback() -> None:
 def test_trials_of_one_configuration_have_the_expected_score_of_its_runs() -> None:
     policy = policy_over(new_study())
     first = end_next(policy, seconds=10.0)
-    policy._study.enqueue_trial(SPACE.params_of(first.suggestion))
+    policy.study.enqueue_trial(SPACE.params_of(first.suggestion))
     again = end_next(policy, seconds=30.0)
-    policy._study.enqueue_trial(SPACE.params_of(first.suggestion))
+    policy.study.enqueue_trial(SPACE.params_of(first.suggestion))
     end_next(policy, Outcome.MISSED, seconds=8.0, metric=0.5)
     other = end_next(policy, seconds=12.0)
     assert again.suggestion == first.suggestion

@@ -59,15 +59,6 @@ def test_a_repeat_of_the_incumbent_corrects_its_lucky_run() -> None:
     assert rule.cap_seconds(1) == pytest.approx(10), "another configuration is the incumbent by now"
 
 
-def test_a_sampler_says_what_a_trial_must_beat() -> None:
-    rule = capped_at(5.0, cap_margin=2.0)
-    rule.score_to_beat = {3: 10.0, 4: 7.0}.__getitem__
-    assert (rule.cap_seconds(3), rule.cap_seconds(4)) == (20.0, 14.0)
-    late = evaluated(15.0)
-    assert rule.observe(3, late) is Decision.CONTINUE
-    assert rule.observe(4, late) is Decision.CAP
-
-
 @pytest.mark.parametrize("num_workers", [1, 4])
 def test_device_seconds_are_capped_by_what_all_workers_took(num_workers: int) -> None:
     objective = DeviceSeconds(num_trainings=10**9)

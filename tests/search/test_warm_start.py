@@ -14,10 +14,10 @@ from autotune.measurement import Target
 from autotune.objective import AmortisedTime
 from autotune.recording import RecordedTrial, Recording
 from autotune.search.curve_model import GaussianProcess
-from autotune.search.earlier_trials import EarlierStudy, earlier_study, first_points
 from autotune.search.freeze_thaw import FreezeThawSampler
 from autotune.search.scheduler import PointPlacement, Scheduler, Start
 from autotune.search.stopping import CapAtIncumbent, NeverStop
+from autotune.search.warm_start import EarlierStudy, earlier_study, first_points
 from autotune.space import SearchSpace, Suggestion
 from benchmarks.replay.simulation import replay
 from tests.support.policies import policy_over
@@ -165,13 +165,6 @@ def test_a_related_study_helps_whatever_its_metric_and_its_speed() -> None:
     assert cost(recorded, earlier_study("like", recording(1e-2, 1, target=ERROR), SPACE)) < cost(
         recorded
     ) - math.log(1.25)
-
-
-def test_a_study_of_another_kind_hurts_little() -> None:
-    recorded = recording(1e-3, 0)
-    assert cost(recorded, earlier_study("unlike", recording(1.0, 1), SPACE)) < cost(
-        recorded
-    ) + math.log(2)
 
 
 def test_a_study_that_the_rows_contradict_is_left_out() -> None:

@@ -23,7 +23,7 @@ import torch
 
 from autotune.errors import AutotuneError
 from autotune.recording import read_recording
-from autotune.search.earlier_trials import earlier_study, first_points
+from autotune.search.warm_start import earlier_study, first_points
 from autotune.training.checkpoint import read_state, read_weights, save_state, save_weights
 from autotune.training.state_files import STATE_FILE
 
