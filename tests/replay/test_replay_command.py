@@ -142,7 +142,7 @@ def test_a_trace_has_a_row_for_each_stretch(
         (
             ["recording={folder}", "warm_start=[nope]"],
             (
-                "warm_start: nope: is no study that has a recording in outputs (there is none), no"
+                "warm_start: nope: is no study that has a recording in outputs (there are none), no"
                 " folder"
             ),
         ),
