@@ -14,6 +14,7 @@ back from the device. Random numbers come from torch's global generators, which 
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -209,24 +210,20 @@ def _checked_resolutions(
     Raises:
         ConfigError: an entry is malformed or out of order, or the last one is not at the full size.
     """
-    accepted = (
-        "accepted is a list of [from progress, pixels], rising from 0 and below 1, the last of them"
-        " with null pixels: the full size"
-    )
-    stages: list[tuple[float, int | None]] = []
-    min_start = 0.0
-    for entry in resolutions:
-        start, pixels = entry if isinstance(entry, Sequence) and len(entry) == 2 else (None, None)
-        if (
-            start is None
-            or not min_start <= start < 1
-            or not (pixels is None or (pixels >= 1 and pixels == int(pixels)))
-        ):
-            raise ConfigError(f"augmentation.resolutions: found {entry}, {accepted}")
-        stages.append((start, None if pixels is None else int(pixels)))
-        min_start = start
-    if stages and stages[-1][1] is not None:
+    stages: list[Any] = [
+        tuple(entry) if isinstance(entry, Sequence) and len(entry) == 2 else (None, None)
+        for entry in resolutions
+    ]
+    starts = [start for start, _ in stages]
+    if (
+        None in starts
+        or not all(0 <= start < 1 for start in starts)
+        or starts != sorted(starts)
+        or any(pixels is not None and (pixels < 1 or pixels % 1) for _, pixels in stages)
+        or (stages and stages[-1][1] is not None)
+    ):
         raise ConfigError(
-            f"augmentation.resolutions: the last is {stages[-1][1]} pixels, {accepted}"
+            f"augmentation.resolutions: found {resolutions}; it must be a list of [from progress,"
+            " pixels], rising from 0 and below 1, the last with null pixels: the full size"
         )
-    return stages
+    return [(start, None if pixels is None else int(pixels)) for start, pixels in stages]

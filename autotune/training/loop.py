@@ -83,41 +83,28 @@ def train(
     """Train one configuration until it reaches its target, or its time or schedule ends.
 
     Evaluations happen every fixed number of samples, the same for all batch sizes, and at the end.
-    The first evaluation at or past the target ends the training; its time is the time to target,
-    which is never interpolated.
+    The first one at or past the target ends the training; its time, never interpolated, is the time
+    to target. Only the last one has an outcome.
 
-    If several ranks train together, each rank runs this generator. Only the first rank yields: its
-    clock and evaluations count for all ranks, and all ranks end when its caller does not ask for
-    the next evaluation.
+    Of several ranks that train together only the first one yields: its clock and evaluations count
+    for all, and all end when its caller asks for no more.
 
-    A caller can pause the training: it sends a folder instead of asking for the next evaluation.
-    The state is then saved to the folder, for another process to resume by ``paused_folder``, and
-    the last evaluation is yielded again.
+    A caller that sends a folder pauses the training: its state is saved there for another process
+    to resume by ``paused_folder``, and the last evaluation is yielded again.
 
     Args:
         config: configuration to train.
-        cap_seconds: warm seconds (prepare + train) after which the trial can no longer win: it ends
-            CAPPED.
+        cap_seconds: warm seconds (prepare + train) after which the trial ends CAPPED.
         num_threads: number of CPU threads, unless the configuration sets one.
         score_test: score the held-out test split at the end.
-        state_folder: folder where the state is saved at every evaluation; a state found there is
-            resumed, its seconds counted.
-        paused_folder: folder of a paused training's state, to resume as if there had been no pause:
-            the clock continues where it stopped, and the time to set the training up again is not
-            counted.
-        weights_path: file that the weights are written to at the end.
-        origin: where the weights come from, for the metadata of that file.
+        state_folder: where the state is saved at every evaluation; one found there is resumed.
+        paused_folder: folder of a paused training's state, to resume without counting the time to
+            set the training up again.
+        weights_path: file that the weights are written to at the end, with their ``origin``.
         ranks: the ranks that train together, as many as the configuration has workers.
-
-    Yields:
-        Evaluations; only the last one has an outcome.
 
     Returns:
         The metric on the test split; None if it was not requested or there is no test split.
-
-    Raises:
-        ConfigError, DataError: a component or the data set cannot be made.
-        Exception: the trained code raised it; memory errors are not caught here.
     """
     make_strategy(config)  # its imports are done before the clock starts, like those of torch
     clock = PhaseClock()
@@ -159,9 +146,8 @@ def train(
     _finish(parts)
     if weights_path is not None:
         _keep_weights(weights_path, run, parts, progress.evaluation, origin)
-    return (
-        run.evaluate(parts, run.data.test)[0] if score_test and run.data.test is not None else None
-    )
+    test = run.data.test if score_test else None
+    return None if test is None else run.evaluate(parts, test)[0]
 
 
 def _resumed(

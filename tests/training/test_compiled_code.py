@@ -243,9 +243,6 @@ def test_graphs_serve_trainings_of_other_optimizers_and_lengths(
     "override",
     [
         "optimizer=adamw",
-        "lr_schedule=one_cycle",
-        "averaging=ema",
-        "epochs=7",
         "seed=9",
         "runtime.optimizer_kernels=foreach",
         "augmentation=flip_shift",
@@ -261,8 +258,6 @@ def test_what_changes_no_graph_compiles_nothing_anew(
     "override",
     [
         "model.norm=batch",
-        "loss.label_smoothing=0.2",
-        "technique=pruning",
         "batch_size=32",
         "precision=bf16",
         "runtime.channels_last=true",

@@ -24,7 +24,6 @@ from autotune.training.capabilities import (
     several_kinds,
     together,
     unsupported,
-    uses_cuda,
     visible_devices,
     visible_devices_environment,
 )
@@ -67,7 +66,6 @@ NEW_GPUS = Capabilities(
 MAC = replace(CPU_ONLY, other_devices={"mps": 1})
 RADEON = replace(NEW_GPUS, gpu_name="AMD Instinct MI300X", compute_capability=None)
 NO_TORCHAO = "precision.float8 needs torchao, which is not installed (pip install 'autotune[fp8]')"
-FOR_GPUS = "{} is for CUDA GPUs, and this training runs on the CPU"
 
 NO_SHARED_MEMORY = (
     "out of resource: triton_mm Required: 262144 Hardware limit:232448 Reducing block sizes or"
@@ -124,12 +122,6 @@ MakeConfig = Callable[..., TrialConfig]
             "parallelism.num_workers=3 needs as many GPUs, and there are 2",
         ),
         (
-            ("precision=tf32",),
-            "cuda",
-            OLD_GPU,
-            "TensorFloat-32 needs CUDA compute capability 8.0, and NVIDIA T4 has 7.5",
-        ),
-        (
             ("precision=fp8",),
             "cuda",
             OLD_GPU,
@@ -143,12 +135,6 @@ MakeConfig = Callable[..., TrialConfig]
             "runtime.compile=default needs a C++ compiler, and there is none",
         ),
         (
-            ("precision=fp8",),
-            "cpu",
-            CPU_ONLY,
-            "precision.float8 is for CUDA GPUs, and this training runs on the CPU",
-        ),
-        (
             ("precision=tf32",),
             "cpu",
             CPU_ONLY,
@@ -160,16 +146,8 @@ MakeConfig = Callable[..., TrialConfig]
             CPU_ONLY,
             "runtime.cuda_graph is for CUDA GPUs, and this training runs on the CPU",
         ),
-        (
-            ("runtime.compile=reduce-overhead",),
-            "cpu",
-            NEW_GPUS,
-            FOR_GPUS.format("runtime.compile=reduce-overhead"),
-        ),
-        (("precision=fp8",), "cuda", NEW_GPUS, None),
         (("precision=fp8",), "cuda", RADEON, None),
         (("precision=tf32", "runtime.cuda_graph=true"), "auto", NEW_GPUS, None),
-        (("precision=bf16",), "cpu", OLD_GPU, None),
     ],
 )
 def test_what_a_machine_cannot_run_has_a_reason(
@@ -180,12 +158,6 @@ def test_what_a_machine_cannot_run_has_a_reason(
     reason: str | None,
 ) -> None:
     assert unsupported(trial_config(*overrides, device=device), capabilities) == reason
-
-
-def test_auto_takes_a_gpu_where_there_is_one(trial_config: MakeConfig) -> None:
-    assert uses_cuda(trial_config(device="auto"), OLD_GPU)
-    assert not uses_cuda(trial_config(device="auto"), CPU_ONLY)
-    assert not uses_cuda(trial_config(device="cpu"), OLD_GPU)
 
 
 @pytest.mark.parametrize(
@@ -213,15 +185,8 @@ def test_a_process_is_limited_to_gpus_by_the_variable_of_their_vendor(
             True,
         ),
         (RuntimeError("CUDA error: out of memory"), True),
-        (
-            RuntimeError(
-                "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
-            ),
-            True,
-        ),
         (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), True),
         (RuntimeError("GET was unable to find an engine to execute this computation"), True),
-        (RuntimeError("Unable to find a valid cuDNN algorithm to run convolution"), True),
         (
             OutOfResources(
                 "out of resource: shared memory, Required: 147456, Hardware limit: 101376. Reducing"
@@ -236,19 +201,6 @@ def test_a_process_is_limited_to_gpus_by_the_variable_of_their_vendor(
             True,
         ),
         (DistBackendError(f"{NCCL_FAILED}\nFailed to CUDA calloc async 608 bytes"), True),
-        (DistBackendError(f"{NCCL_FAILED}\nCuda failure 999 'unknown error'"), False),
-        (
-            RuntimeError(
-                "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes."
-            ),
-            True,
-        ),
-        (
-            RuntimeError(
-                "unable to mmap 1024 bytes from file </torch_7_1_0>: Cannot allocate memory (12)"
-            ),
-            True,
-        ),
         (
             caused(
                 ValueError("the batch failed"), by=torch.OutOfMemoryError("CUDA out of memory.")
@@ -257,7 +209,6 @@ def test_a_process_is_limited_to_gpus_by_the_variable_of_their_vendor(
         ),
         (caused(caused(RuntimeError("backward failed"), by=ValueError("no")), by=None), False),
         (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"), False),
-        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (ValueError("out of memory"), False),
     ],
 )
@@ -277,21 +228,6 @@ def test_an_error_of_a_library_is_for_want_of_memory_if_hardly_any_is_left(
     )
 
 
-def test_an_error_met_while_memory_had_run_out_is_for_want_of_memory() -> None:
-    def fail() -> None:
-        try:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        except torch.OutOfMemoryError:
-            # as a library that does not say from what
-            raise ValueError("cleaning up failed")  # noqa: B904
-
-    with pytest.raises(ValueError, match="cleaning up") as raised:
-        fail()
-    assert is_out_of_memory(raised.value)
-    circular = ValueError()
-    assert not is_out_of_memory(caused(circular, by=circular))
-
-
 @pytest.mark.parametrize(("platform", "num_bytes"), [("linux", 1024), ("darwin", 1)])
 def test_the_peak_of_resident_memory_is_in_bytes_on_every_system(
     platform: str, num_bytes: int, monkeypatch: pytest.MonkeyPatch
@@ -306,11 +242,6 @@ def test_the_peak_of_resident_memory_is_in_bytes_on_every_system(
     [
         ("auto", NEW_GPUS, "NVIDIA H200"),
         ("auto", CPU_ONLY, "the CPU: torch sees no GPU"),
-        (
-            "auto",
-            replace(CPU_ONLY, no_gpu_reason="the driver is too old"),
-            "the CPU: the driver is too old",
-        ),
         ("cpu", OLD_GPU, "the CPU: device=cpu leaves the GPU idle"),
         ("auto", MAC, "the CPU: Apple's GPU is used with device=mps only"),
         ("mps", MAC, "Apple's GPU (mps)"),

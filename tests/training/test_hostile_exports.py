@@ -101,16 +101,6 @@ def test_a_cell_of_trials_csv_is_no_formula(tmp_path: Path) -> None:
     assert row["started_at"] == "0.0"
 
 
-STATES: list[dict[str, Any]] = [
-    {},
-    {"config": 3},
-    {"config": {}},
-    {"config": None, "evaluation": None},
-    {"config": "all", "evaluation": []},
-    {"config": "all", "evaluation": {"step": "x"}},
-]
-
-
 MODELS: list[Any] = [
     {},
     {"config": 3},

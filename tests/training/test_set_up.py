@@ -65,12 +65,6 @@ def test_every_resolution_is_warmed_up_however_short_its_stretch(
     assert warm == set(_heights)
 
 
-_made: list[weakref.ref[nn.Module]] = []
-"""All models of the class ``Remembered``."""
-_held: list[torch.Tensor | None] = []
-"""What the newest of them held in gradients and optimizer state when the next one was made."""
-
-
 _scored: list[int] = []
 """Sizes of the batches that a model of the class ``Bounded`` has scored."""
 _outputs: list[weakref.ref[torch.Tensor]] = []

@@ -58,16 +58,10 @@ TRAINED = {
     "cnn_schedule_free": (
         "experiment=cnn optimizer=schedule_free_adamw loss.label_smoothing=0.1 epochs=2"
     ),
-    "cnn_schedule_free_sgd": (
-        "experiment=cnn optimizer=schedule_free_sgd data.classes=[1,2,3] data.num_train=100"
-        " epochs=3"
-    ),
     "cnn_without_schedules": (
         "experiment=cnn optimizer=muon_sgd optimizer.head_lr=4 optimizer.bias_lr=2 epochs=1"
     ),
     "resnet9": "experiment=cnn model=resnet9 model.widths=[4,4,8,8] epochs=1",
-    "mlp": "experiment=mlp",
-    "mlp_linear": "experiment=mlp model.widths=[] epochs=1.5 batch_size=8",
     "mlp_dropout": (
         "experiment=mlp model.norm=batch model.activation=gelu model.dropout=0.2 epochs=3"
         " runtime.optimizer_kernels=for_loop +target.constraints.loss.at_most=0.2"
@@ -76,13 +70,11 @@ TRAINED = {
         "experiment=mlp model.norm=layer model.activation=tanh optimizer=adamw"
         " runtime.optimizer_kernels=fused epochs=3"
     ),
-    "speed_cnn": "experiment=speed_digits epochs=2",
     "speed_cnn_images": (
         "experiment=speed_digits epochs=2 views=six_views augmentation.flip=random"
         " augmentation.cutout=2 augmentation.brightness=0.1 augmentation.shift=1"
         " lr_schedule=constant"
     ),
-    "transformer": f"experiment=transformer {TEXT} epochs=0.5",
     "transformer_muon": (
         f"experiment=transformer {TEXT} optimizer=muon model.positions=rotary model.tied_head=true"
         " model.dropout=0.1 runtime.activation_checkpointing=true batch_size=4 epochs=0.3"

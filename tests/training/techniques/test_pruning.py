@@ -99,9 +99,7 @@ def test_a_model_with_nothing_to_prune_is_refused() -> None:
     ("values", "key"),
     [
         ({"sparsity": 1.0}, "sparsity"),
-        ({"sparsity": 0.0}, "sparsity"),
         ({"start": 0.7}, "start_fraction"),
-        ({"end": 1.1}, "end_fraction"),
         ({"num": 0}, "num_prunings"),
     ],
 )

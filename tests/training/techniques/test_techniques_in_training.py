@@ -109,7 +109,6 @@ def share_of_zeros(weights: Mapping[str, torch.Tensor]) -> float:
     [
         (),
         ("averaging=ema",),
-        ("runtime.activation_checkpointing=true",),
         ("runtime.channels_last=true",),
     ],
 )
