@@ -39,7 +39,6 @@ from autotune.files import (
     FORMAT_KEY,
     FORMATS,
     check_format,
-    check_kind,
     make_folder,
     replace_file,
     replacing,
@@ -136,14 +135,8 @@ class Recording:
     @property
     def best_seconds(self) -> float | None:
         """Shortest time to target of all trials; None if no trial reached the target."""
-        return min(
-            (
-                seconds
-                for trial in self.trials
-                if (seconds := trial.time_to_target(self.target)) is not None
-            ),
-            default=None,
-        )
+        times = (trial.time_to_target(self.target) for trial in self.trials)
+        return min((seconds for seconds in times if seconds is not None), default=None)
 
 
 MAX_VALUES_VARIABLE = "AUTOTUNE_RECORDING_MAX_VALUES"
@@ -193,34 +186,26 @@ def read_recording(folder: Path) -> Recording:
 
 
 def _read(folder: Path) -> Recording:
-    study = _read_yaml(folder / "study.yaml")
+    study, space_yaml = (_read_mapping(folder / name) for name in ("study.yaml", "space.yaml"))
     check_format("recording", study.get(FORMAT_KEY), folder / "study.yaml")
-    target = target_of(study, str(folder / "study.yaml"))
-    space = SearchSpace.from_mapping(_read_yaml(folder / "space.yaml"), str(folder / "space.yaml"))
-    points = _read_table(folder / "trials.parquet", ("trial",))
-    curves = _read_table(folder / "curves.parquet", ("trial", *[*_CURVES][:_NUM_REQUIRED]))
+    space = SearchSpace.from_mapping(space_yaml, str(folder / "space.yaml"))
+    points = _read_table(folder / "trials.parquet").to_pylist()
+    order = [("step", "ascending"), ("train_seconds", "ascending")]
+    curves = _read_table(folder / "curves.parquet").sort_by(order)
     columns = {
-        field: [_value(name, value, folder / "curves.parquet") for value in curves[name]]
+        field: [_value(name, value) for value in curves[name].to_pylist()]
         for name, (field, _) in _CURVES.items()
-        if name in curves
+        if name in curves.column_names
     }
     rows_of: dict[int, list[int]] = {}
-    for row in sorted(
-        range(len(curves["trial"])),
-        key=lambda row: (columns["steps"][row], columns["train_seconds"][row]),
-    ):
-        rows_of.setdefault(curves["trial"][row], []).append(row)
+    for row, number in enumerate(curves["trial"].to_pylist()):
+        rows_of.setdefault(number, []).append(row)
     baseline, outcomes = study.get("baseline"), study.get("outcomes") or {}
     trials = []
-    for index, number in enumerate(points["trial"]):
-        values = {
-            key: column[index]
-            for key, column in points.items()
-            if key != "trial" and column[index] is not None
-        }
-        is_outside = not values and not all(
-            _may_be_null(parameter) for parameter in space.parameters.values()
-        )
+    for point in points:
+        number = point.pop("trial")
+        values = {key: value for key, value in point.items() if value is not None}
+        is_outside = not values and not all(map(_may_be_null, space.parameters.values()))
         if is_outside and number != baseline:
             continue
         where = f"{folder / 'trials.parquet'}: trial {number}"
@@ -228,86 +213,52 @@ def _read(folder: Path) -> Recording:
             field: tuple(column[row] for row in rows_of.get(number, []))
             for field, column in columns.items()
         }
-        suggestion = Suggestion({} if is_outside else _recorded_values(space, values, where))
         trials.append(
             RecordedTrial(
                 number=number,
-                suggestion=suggestion,
-                outcome=_value("outcome", outcomes.get(number), folder / "study.yaml"),
+                suggestion=Suggestion({} if is_outside else _recorded_values(space, values, where)),
+                outcome=_value("outcome", outcomes.get(number)),
                 **curve,
             )
         )
+    if study["mode"] not in ("max", "min"):
+        raise DataError(f"{folder / 'study.yaml'}: mode: found {study['mode']!r}, use max or min")
+    target = Target(
+        metric=str(study["metric"]),
+        mode=study["mode"],
+        value=float(study["target"]),
+        max_train_seconds=float(study["max_train_seconds"]),
+    )
     return Recording(target=target, space=space, trials=tuple(trials), baseline=baseline)
 
 
-def _value(column: str, value: Any, path: Path) -> Any:
+def _value(column: str, value: Any) -> Any:
     """A value of ``curves.parquet`` as a RecordedTrial has it: NaN for a number that is missing,
     None for a missing text.
     """
     if column == "outcome":
-        if value is not None and value not in Outcome.__members__:
-            raise DataError(
-                f"{path}: found outcome {short(value)}, it must be one of {', '.join(Outcome)}"
-            )
         return None if value is None else Outcome[value]
     if column == "device_kind":
         return value
     return math.nan if value is None else float(value)
 
 
-def target_of(study: Mapping[str, Any], where: str) -> Target:
-    """Target stated in a recording's ``study.yaml``, whose content is ``study``.
-
-    Raises:
-        DataError: a field is missing or has no valid value; the message begins with ``where``.
-    """
-    names = ("metric", "target", "mode", "max_train_seconds")
-    if missing := [name for name in names if name not in study]:
-        raise DataError(f"{where}: has no {missing[0]}; it must have {', '.join(names)}")
-    if study["mode"] not in ("max", "min"):
-        raise DataError(f"{where}: mode: found {short(study['mode'])}, it must be max or min")
-    try:
-        value, max_train_seconds = float(study["target"]), float(study["max_train_seconds"])
-    except (TypeError, ValueError) as error:
-        raise DataError(
-            f"{where}: {str(error)[:200]}; target and max_train_seconds must be numbers"
-        ) from error
-    return Target(
-        metric=str(study["metric"]),
-        mode=study["mode"],
-        value=value,
-        max_train_seconds=max_train_seconds,
-    )
-
-
-def _read_yaml(path: Path) -> Mapping[str, Any]:
-    check_kind(path, is_folder=False, may_be_link=True)
+def _read_mapping(path: Path) -> Mapping[str, Any]:
     content = read_yaml(path)
     if not isinstance(content, Mapping):
         raise DataError(f"{path}: found {short(content)}, it must be a mapping")
     return content
 
 
-def _read_table(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:
-    check_kind(path, is_folder=False, may_be_link=True)
-    text = os.environ.get(MAX_VALUES_VARIABLE, "")
-    max_values = int(text) if text.isdecimal() else _MAX_VALUES
-    try:
-        described = pq.read_metadata(path)
-        num_values = described.num_rows * described.num_columns
-        table: dict[str, list[Any]] = (
-            pq.read_table(path).to_pydict() if num_values <= max_values else {}
-        )
-    except Exception as error:  # of the many that a changed file can raise
-        raise DataError(f"{path}: cannot be read: {' '.join(str(error).split())[:300]}") from error
-    if num_values > max_values:
+def _read_table(path: Path) -> pa.Table:
+    max_values = int(os.environ.get(MAX_VALUES_VARIABLE, _MAX_VALUES))
+    described = pq.read_metadata(path)
+    if (num_values := described.num_rows * described.num_columns) > max_values:
         raise DataError(
             f"{path}: found {num_values:,} values, at most are {max_values:,}"
             f" ({MAX_VALUES_VARIABLE}=NUMBER raises it)"
         )
-    if missing := [name for name in columns if name not in table]:
-        raise DataError(f"{path}: has no column {missing[0]}; it must have {', '.join(columns)}")
-    return table
+    return pq.read_table(path)
 
 
 def _recorded_values(space: SearchSpace, row: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -334,51 +285,27 @@ def _may_be_null(parameter: Parameter) -> bool:
 
 def _recorded_value(parameter: Parameter, found: Any, where: str) -> Any:
     if isinstance(parameter, Choice):
-        options = [value for value, _ in parameter.options]
+        options = [value for value, _ in parameter.options if (value is None) == (found is None)]
         wanted = found if isinstance(found, str) else _cell(found)
         for text_of in (_cell, str):  # earlier versions wrote every value by str
             for value in options:
-                if (value is None) == (found is None) and text_of(value) == wanted:
+                if text_of(value) == wanted:
                     return value
-        numbers = [
-            value
-            for value in options
-            if isinstance(value, int | float) and not isinstance(value, bool)
-        ]
-        close = [
-            value
-            for value in numbers
-            if isinstance(found, int | float) and math.isclose(value, found, rel_tol=1e-6)
-        ]
-        if close:
-            return close[0]
-    elif (number := _as_number(found)) is not None:
-        low, high = parameter.ends()
-        value = min(max(number, low), high)
-        if isinstance(parameter, Float):
-            return float(value)
-        return int(value) if isinstance(parameter, Int | PowerOfTwo) else value
+        for value in options:
+            is_number = type(value) in (int, float) and type(found) in (int, float)
+            if is_number and math.isclose(value, found, rel_tol=1e-6):
+                return value
+    else:
+        number = math.nan
+        with suppress(ValueError, TypeError):
+            # it may stand in a column of texts, as where a trial has 1 and another 1.0
+            number = float(found) if isinstance(found, str) else found
+        if math.isfinite(number):
+            value = min(max(number, parameter.ends()[0]), parameter.ends()[1])
+            if isinstance(parameter, Float):
+                return float(value)
+            return int(value) if isinstance(parameter, Int | PowerOfTwo) else value
     raise DataError(f"{where}: found {short(found)}, it must be a value of the space")
-
-
-def _as_number(found: Any) -> int | float | None:
-    """A finite number, also one in a column of texts, as where a trial has 1 and another 1.0.
-
-    None for anything else.
-    """
-    with suppress(ValueError):
-        found = float(found) if isinstance(found, str) else found
-    return found if isinstance(found, int | float) and math.isfinite(found) else None
-
-
-def target_fields(target: Target) -> dict[str, Any]:
-    """The target as those fields of ``study.yaml`` that ``target_of`` reads."""
-    return {
-        "metric": target.metric,
-        "mode": target.mode,
-        "target": target.value,
-        "max_train_seconds": target.max_train_seconds,
-    }
 
 
 def write_recording(
@@ -406,7 +333,10 @@ def write_recording(
     ended = sorted(results, key=lambda result: result.trial)
     study = {
         FORMAT_KEY: FORMATS["recording"],
-        **target_fields(target),
+        "metric": target.metric,
+        "mode": target.mode,
+        "target": target.value,
+        "max_train_seconds": target.max_train_seconds,
         "num_trials": len(ended),
         "clock": "seconds of preparing and training, measured",
         "source": source,

@@ -6,7 +6,6 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from autotune.outcome import Outcome
 from autotune.tracking.tensorboard_tracker import TensorBoardTracker
 from autotune.tracking.tracker import StudyInfo, browse_command
 from tests.support.tracked import close, make_evaluation, make_run
@@ -69,17 +68,6 @@ def test_a_run_has_its_row_of_hyperparameters(info: StudyInfo) -> None:
         "outcome": "REACHED",
     }
     assert curve(info, trial.name, "result/score") == [(0, score)]
-
-
-def test_a_run_that_never_evaluated_and_a_number_that_is_none_are_no_fault(info: StudyInfo) -> None:
-    tracker = TensorBoardTracker(info)
-    trial, result, _ = make_run(outcome=Outcome.ERRORED, num_evaluations=0, error="boom")
-    tracker.finish(trial, result, None)
-    other, _, _ = make_run(1)
-    tracker.start(other)
-    tracker.evaluate(other.name, make_evaluation(1, metric=float("nan")))
-    closed(tracker)
-    assert "metric" not in read(info, other.name).Tags()["scalars"]
 
 
 def test_a_resumed_study_gets_the_runs_that_it_lacks(info: StudyInfo) -> None:

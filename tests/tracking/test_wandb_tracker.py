@@ -258,13 +258,6 @@ def test_a_server_that_is_gone_leaves_the_runs_on_the_disk(
     assert len(written(info)) == 2
 
 
-def test_disabled_writes_no_run(info: StudyInfo) -> None:
-    tracker = WandbTracker(info, mode="disabled")
-    tell(tracker, make_run())
-    close(tracker)
-    assert written(info) == {}
-
-
 def test_what_cannot_work_is_one_line(info: StudyInfo) -> None:
     with pytest.raises(
         ConfigError,
