@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from autotune.config.command_line import parse_command_line, run_main
 from autotune.config.experiment_file import train_command
@@ -57,165 +56,95 @@ def export_command(arguments: Sequence[str]) -> int:
     )
     own, others = read_own_keys(ExportKeys, line.overrides)
     refuse_other_keys(ExportKeys, others)
-    wants_experiment = (
-        own.experiment is not None or line.config_dirs or not (own.script or own.arguments)
-    )
-    if wants_experiment and own.experiment is None:
+    files = {"script": own.script, "arguments": own.arguments}
+    if own.experiment is None and not any(files.values()):
+        raise ConfigError("as: missing; give as=EXPERIMENT with --config-dir, or script=FILE.py")
+    if len(line.config_dirs) != (own.experiment is not None):
         raise ConfigError(
-            "as: missing; accepted is as=EXPERIMENT with --config-dir, or script=FILE.py"
+            f"--config-dir: found {len(line.config_dirs)} folders; as=EXPERIMENT needs one, which"
+            " the experiment is written to"
         )
-    if wants_experiment and len(line.config_dirs) != 1:
-        raise ConfigError(
-            f"--config-dir: found {len(line.config_dirs)} folders, accepted is one, which the"
-            " experiment is written to"
-        )
-    for key, location in (
-        ("folder", own.folder),
-        *(("--config-dir", folder) for folder in line.config_dirs),
-    ):
-        refuse_url(location, key)
-    for key, file in (("script", own.script), ("arguments", own.arguments)):
+    refuse_url(own.folder, "folder")
+    for folder in line.config_dirs:
+        refuse_url(folder, "--config-dir")
+    for key, file in files.items():
         refuse_url(file or "", key, "a file of this machine")
-    if own.experiment is not None and not re.fullmatch(
-        r"\w[\w-]*(/\w[\w-]*)*", own.experiment, re.ASCII
-    ):
-        raise ConfigError(
-            f"as: found {own.experiment!r}, accepted are letters, digits, '_' and '-', and folders"
-            " as in vision/best"
-        )
     study_folder = Path(own.folder) / own.study
     text = _best_yaml(study_folder)
     if own.experiment is not None:
         _export_experiment(own, line.config_dirs[0], study_folder, text)
-    if own.script or own.arguments:
-        _export_program(own, study_folder, text)
+    if own.script is not None:
+        path, _ = _copy(study_folder / "best.py", own.script, overwrite=own.overwrite)
+        print(f"run it: python {shlex.quote(str(path))}")
+    if own.arguments is not None:
+        kept = study_folder / "best_arguments.yaml"
+        _, text = _copy(kept, own.arguments, overwrite=own.overwrite)
+        print(text.partition("\n")[0].removeprefix("# "))
     return 0
 
 
 def _export_experiment(own: ExportKeys, config_dir: str, study_folder: Path, text: str) -> None:
     """Write the experiment file, and the weights beside it."""
-    exported = own.experiment or ""
-    if exported == _best_json(study_folder).get("experiment"):
+    from autotune.reporting.study_files import read_summary  # noqa: PLC0415  # after --help
+
+    exported, known = own.experiment or "", read_summary(study_folder / "best.json")
+    if not re.fullmatch(r"\w[\w-]*(/\w[\w-]*)*", exported, re.ASCII):
         raise ConfigError(
-            f"as: found {exported}, the experiment that the study started from; accepted is another"
-            " name"
+            f"as: found {exported!r}, use letters, digits, '_' and '-', and folders as in"
+            " vision/best"
+        )
+    if exported == known.get("experiment"):
+        raise ConfigError(
+            f"as: found {exported}, the experiment that the study started from; use another name"
         )
     path = user_path(config_dir) / "experiment" / f"{exported}.yaml"
     _write(path, text, overwrite=own.overwrite)
-    try:
-        weights = _copy_weights(study_folder / "best.safetensors", path.with_suffix(".safetensors"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
-    print(f"wrote {' and '.join(map(str, [path, *weights]))}")
-    folders, allowed = _config_dirs_and_targets(study_folder)
-    shown_folders = dict.fromkeys([config_dir, *(shown_path(Path(folder)) for folder in folders)])
-    print(f"run it: {train_command(exported, list(shown_folders), allowed)}")
+    weights, copy = study_folder / "best.safetensors", path.with_suffix(".safetensors")
+    copy.unlink(missing_ok=True)  # that of an earlier export
+    if weights.is_file():  # workers on other machines could not leave them in the study's folder
+        with replacing(copy) as part:
+            shutil.copyfile(weights, part)
+        print(f"wrote {copy}")
+    kept = (shown_path(Path(folder)) for folder in known.get("config_dirs", []))
+    folders = list(dict.fromkeys([config_dir, *kept]))
+    print(f"run it: {train_command(exported, folders, known.get('allowed_targets', []))}")
 
 
-def _export_program(own: ExportKeys, study_folder: Path, text: str) -> None:
-    """Write the program that needs no autotune, and the arguments of the user's own function."""
-    # after --help
-    from autotune.execution.exported import (  # noqa: PLC0415
-        arguments_text,
-        compose_exported,
-        script_text,
-    )
-
-    composed = compose_exported(text, *_config_dirs_and_targets(study_folder))
-    if own.script:
-        num_threads = _best_json(study_folder).get(
-            "num_threads", composed.config.cluster.cpus_per_worker or 1
-        )
-        path = user_path(own.script)
-        _write(
-            path,
-            script_text(composed.trial, text, num_threads=num_threads),
-            overwrite=own.overwrite,
-        )
-        print(f"wrote {path}\nrun it: python {shlex.quote(str(path))}")
-    if own.arguments:
-        path = user_path(own.arguments)
-        content = arguments_text(composed.trial, study=own.study)
-        _write(path, content, overwrite=own.overwrite)
-        print(f"wrote {path}\n{content.partition(chr(10))[0].removeprefix('# ')}")
+def _copy(source: Path, file: str, *, overwrite: bool) -> tuple[Path, str]:
+    """Copy a text file of the study's; return the path and the text."""
+    if not source.is_file():
+        raise StudyError(f"{source}: is not there; the study's summary says why")
+    path, text = user_path(file), source.read_text(encoding="utf-8")
+    _write(path, text, overwrite=overwrite)
+    return path, text
 
 
 def _write(path: Path, text: str, *, overwrite: bool) -> None:
-    """Write a file; what says something else is only replaced if the user said so.
-
-    Raises:
-        ConfigError: the file cannot be written, or is there already.
-    """
-    try:
-        if path.exists() and path.read_text(encoding="utf-8") != text and not overwrite:
-            raise ConfigError(
-                f"{path}: is there already and says something else; accepted is another name, or"
-                " overwrite=true"
-            )
-    except (OSError, UnicodeDecodeError) as error:
+    """Write a file; what says something else is only replaced if the user said so."""
+    if not overwrite and path.exists() and path.read_bytes() != text.encode():
         raise ConfigError(
-            f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
-        ) from error
+            f"{path}: is there already and says something else; use another name, or overwrite=true"
+        )
     make_folder(path.parent)
     replace_file(path, text)
-
-
-def _copy_weights(source: Path, to: Path) -> list[Path]:
-    """Copy the weights, completely or not at all, and return the paths written.
-
-    Without weights, remove those of an earlier export.
-    """
-    if not source.is_file():  # workers on other machines could not leave them in the study's folder
-        to.unlink(missing_ok=True)
-        return []
-    with replacing(to) as part:
-        shutil.copyfile(source, part)
-    return [to]
-
-
-def _config_dirs_and_targets(study_folder: Path) -> tuple[list[str], list[str]]:
-    """The folders of ``--config-dir`` and the ``allowed_targets`` that the study was started
-    with.
-    """
-    known = _best_json(study_folder)
-    return known.get("config_dirs", []), known.get("allowed_targets", [])
-
-
-def _best_json(study_folder: Path) -> dict[str, Any]:
-    from autotune.reporting.study_files import read_summary  # noqa: PLC0415  # after --help
-
-    return read_summary(study_folder / "best.json")
+    print(f"wrote {path}")
 
 
 def _best_yaml(folder: Path) -> str:
     path = folder / "best.yaml"
     if path.is_file():
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise StudyError(
-                f"study={folder.name}: {path}: cannot be read: {' '.join(str(error).split())}"
-            ) from error
-        check_format(
-            "experiment",
-            (
-                int(found[1])
-                if (found := re.search(r"^# Format (\d{1,9})\.$", text, re.MULTILINE))
-                else None
-            ),
-            path,
-        )
+        text = path.read_text(encoding="utf-8")
+        found = re.search(r"^# Format (\d{1,9})\.$", text, re.MULTILINE)
+        check_format("experiment", int(found[1]) if found else None, path)
         return text
     if folder.is_dir():
         raise StudyError(
             f"study={folder.name}: has nothing confirmed to export yet ({path} is not there)"
         )
-    known = ", ".join(
-        sorted(best_yaml.parent.name for best_yaml in folder.parent.glob("*/best.yaml"))
-    )
+    known = sorted(best_yaml.parent.name for best_yaml in folder.parent.glob("*/best.yaml"))
     raise StudyError(
-        f"study={folder.name}: no such study in {folder.parent}; "
-        + (f"accepted are {known}" if known else "there is none")
+        f"study={folder.name}: no such study in {folder.parent}; there are"
+        f" {', '.join(known) or 'none'}"
     )
 
 

@@ -78,11 +78,13 @@ def is_file(location: str, key: str) -> bool:
     """
     if not is_remote(location):
         return user_path(location).is_file()
-    try:
-        with _opened(location, key) as (filesystem, path):
+    with _opened(location, key) as (filesystem, path):
+        try:
             return bool(filesystem.info(path)["type"] == "file")
-    except _AbsentError:
-        return False
+        except (FileNotFoundError, PermissionError) as error:
+            if isinstance(error.__cause__, OSError):  # no answer
+                raise
+            return False
 
 
 def files_in(location: str, key: str) -> list[str]:
@@ -202,12 +204,6 @@ def check_listens(url: str) -> None:
         socket.create_connection(address, timeout=CONNECT_SECONDS).close()
 
 
-class _AbsentError(DataError):
-    """There is no file at a URL, or no permission to look at it: some stores answer so for a
-    missing file.
-    """
-
-
 @contextmanager
 def _opened(url: str, key: str) -> Iterator[tuple[Any, str]]:
     """File system of a URL and the path in it.
@@ -221,31 +217,15 @@ def _opened(url: str, key: str) -> Iterator[tuple[Any, str]]:
             import aiohttp  # noqa: PLC0415  # only files at URLs need it
             import fsspec  # noqa: PLC0415  # takes 0.1 s
 
-            timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=_READ_SECONDS)
-            http = {"client_kwargs": {"timeout": timeout, "trust_env": True}}
             if "//" not in url and "::" not in url:
                 raise ValueError(f"a URL has two slashes: {url.replace(':/', '://')}")
+            timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=_READ_SECONDS)
+            http = {"client_kwargs": {"timeout": timeout, "trust_env": True}}
             filesystem, path = fsspec.url_to_fs(url, **(http if url.startswith("http") else {}))
             filesystem.invalidate_cache()
             yield filesystem, path
-        except DataError:
-            raise
         except Exception as error:
-            reason = (
-                error.__cause__
-                if isinstance(error, FileNotFoundError) and error.__cause__
-                else error
-            )
-            status = getattr(reason, "status", None)
-            said = without_secrets(f"{key}: {url}: {_line(reason)}")
-            if isinstance(reason, FileNotFoundError | PermissionError) or status in (
-                401,
-                403,
-                404,
-                410,
-            ):
-                raise _AbsentError(said) from error
-            raise DataError(said) from error
+            raise DataError(without_secrets(f"{key}: {url}: {_line(error)}")) from error
 
 
 def _line(error: BaseException) -> str:

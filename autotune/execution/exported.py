@@ -31,44 +31,11 @@ def compose_exported(
     ).compose()
 
 
-def script_text(config: TrialConfig, best_yaml: str, *, num_threads: int) -> str:
-    """The winner as a program that needs no autotune, with the comments of ``best.yaml`` on where
-    it comes from.
-
-    Raises:
-        ConfigError: a program cannot express the configuration; names the key.
-    """
-    # imports all that trains, needed only at the end
-    from autotune.training.standalone import standalone_script  # noqa: PLC0415
-
-    comments = [
-        line.removeprefix("# ")
-        for line in best_yaml.splitlines()
-        if re.match(r"# (?!@package|Format )", line)
-    ]
-    return standalone_script(config, num_threads=num_threads, comments=comments)
-
-
-def arguments_text(config: TrialConfig, *, study: str) -> str:
-    """The winner as the arguments of the user's own training function: as YAML, and in a comment as
-    a call.
-
-    Raises:
-        ConfigError: the study trains by autotune's own loop.
-    """
-    if config.training is None:
-        raise ConfigError(
-            "arguments: the study tunes no training function of one's own; accepted is script=FILE"
-        )
-    name = str(config.training["_target_"]).rpartition(".")[2]
-    return arguments_yaml(name, function_arguments(config.training), study=study)
-
-
 def write_program(
     folder: Path, config: TrialConfig, best_yaml: str, *, num_threads: int
 ) -> str | None:
-    """Write the winner into a study's folder as a program, or as the arguments of the user's own
-    function.
+    """Write the winner into a study's folder as a program that needs no autotune, with the comments
+    of ``best.yaml`` on where it comes from, or as the arguments of the user's own function.
 
     Returns:
         Why there is no program; None where one was written, or where the function is the user's
@@ -76,12 +43,18 @@ def write_program(
     """
     for name in (SCRIPT, ARGUMENTS):
         (folder / name).unlink(missing_ok=True)
+    if config.training is not None:
+        name = str(config.training["_target_"]).rpartition(".")[2]
+        text = arguments_yaml(name, function_arguments(config.training), study=folder.name)
+        replace_file(folder / ARGUMENTS, text)
+        return None
+    # imports all that trains, needed only at the end
+    from autotune.training.standalone import standalone_script  # noqa: PLC0415
+
+    comments = re.findall(r"^# (?!@package|Format )(.*)", best_yaml, re.MULTILINE)
     try:
-        if config.training is None:
-            name, text = SCRIPT, script_text(config, best_yaml, num_threads=num_threads)
-        else:
-            name, text = ARGUMENTS, arguments_text(config, study=folder.name)
+        text = standalone_script(config, num_threads=num_threads, comments=comments)
     except ConfigError as error:
         return str(error)
-    replace_file(folder / name, text)
+    replace_file(folder / SCRIPT, text)
     return None
