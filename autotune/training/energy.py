@@ -22,9 +22,6 @@ from autotune.training.nvml import UntoldError, gpu_of
 from autotune.training.parallel.ranks import Ranks
 
 POWERCAP = Path("/sys/class/powercap")
-_READ_EVERY_SECONDS = 30.0
-"""Interval between readings of RAPL counters: the smallest, 65 kJ, wraps around within minutes
-at a package's highest power."""
 
 
 class RaplMeter:
@@ -178,7 +175,8 @@ def _cpu_meter(process: int) -> RaplMeter:
 
     def keep_reading() -> None:
         while True:
-            time.sleep(_READ_EVERY_SECONDS)
+            # the smallest counter, of 65 kJ, wraps within minutes at a package's highest power
+            time.sleep(30)
             meter()
 
     threading.Thread(target=keep_reading, name=f"energy of {process}", daemon=True).start()

@@ -44,8 +44,6 @@ from autotune.training.techniques.technique import NoTechnique
 EVALUATION_BATCH = {"cpu": 256, "cuda": 2048, "mps": 2048, "xpu": 2048}
 """Batch size of evaluations where it fits, by device type: small enough for a CPU's cache, large
 enough to keep a GPU busy."""
-_NUM_BOUND_WARM_UPS = 3
-"""Warm-up runs of compiled code, which warms up, records CUDA graphs and replays them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +172,8 @@ class Run:
             key = f"{graph} {list(shapes)}" if self.config.runtime.compile is not None else None
             code = CompiledCode(key, num_threads) if built is None else built.code
             with code.first_passes(clock) if is_bound else contextlib.nullcontext():
-                for _ in range(_NUM_BOUND_WARM_UPS if is_bound else 1):
+                # compiled code warms up, records CUDA graphs and replays them
+                for _ in range(3 if is_bound else 1):
                     step.warm_up(batch, list(shapes.values()))
             run = replace(
                 self, evaluation_batch_size=self._fitting_evaluation_batch_size(step.parts)

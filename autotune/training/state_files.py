@@ -8,9 +8,6 @@ from pathlib import Path
 WEIGHTS_FILE = "weights.safetensors"
 STATE_FILE = "state.pt"
 
-_SPARE_BYTES = 8 * 2**20
-"""Bytes of a disk that are left to other files than saved states."""
-
 
 def is_kept(folder: Path) -> bool:
     """Whether a folder holds a saved training state."""
@@ -26,6 +23,6 @@ def has_room(folder: Path) -> bool:
     """
     try:
         largest = max((path.stat().st_size for path in folder.glob(f"*/{STATE_FILE}")), default=0)
-        return shutil.disk_usage(folder).free >= 2 * largest + _SPARE_BYTES
+        return shutil.disk_usage(folder).free >= 2 * largest + 8 * 2**20
     except OSError:  # a state was deleted meanwhile, or the folder is another machine's
         return True
