@@ -176,77 +176,55 @@ class _TimeBudget:
         return self._seconds if self._ends_at is None else self._ends_at - time.monotonic()
 
 
+@dataclass(kw_only=True, eq=False)
 class TrialManager:
     """Holds the trials that were handed out and have not ended, by key: the trial id that Ray Tune
     knows a trial by.
 
     A paused trial is handed out again with a new key, by this process or a later one.
-
-    Args:
-        make_task: makes a worker's task from the run's name, its configuration, cap in seconds and
-            deadline in seconds.
-        has_room: whether another trial can be trained beside the given tasks.
-        state_folder: folder for the training state of a paused trial, by trial number.
-        max_retries: how often the point of a lost trial is tried again.
-        max_retakes: how often the point of a trial is tried again whose times were spoilt by
-            something else on the machine. After a few trials in a row for which that did not help,
-            further trials are only marked.
-        time_budget_seconds: time limit of the search, from the start of its first trial; None means
-            no limit.
-        unsuitable: why these machines cannot run a configuration; None if they can.
-        on_waiting: called now and then with the task of a trial that no worker has begun for a
-            while.
-        on_last_trial: called when no further trial will be started, before the paused trials are
-            ended.
     """
 
-    def __init__(
-        self,
-        *,
-        policy: Scheduler,
-        composer: Composer,
-        tracker: Tracker | TrackerWriter,
-        listeners: tuple[Listener, ...],
-        make_task: Callable[[str, TrialConfig, float, float], TrialTask],
-        has_room: Callable[[Sequence[TrialTask]], bool],
-        state_folder: Callable[[int], Path],
-        trial_deadline_seconds: float,
-        max_retries: int,
-        max_retakes: int,
-        time_budget_seconds: float | None,
-        unsuitable: Callable[[TrialConfig], str | None],
-        on_waiting: Callable[[TrialTask], object] = lambda task: None,
-        on_last_trial: Callable[[], object] = lambda: None,
-    ) -> None:
-        self._policy = policy
-        self._composer = composer
-        self._tracker = tracker
-        self._listeners = listeners
-        self._make_task = make_task
-        self._has_room = has_room
-        self._state_folder = state_folder
-        self._trial_deadline_seconds = trial_deadline_seconds
-        self._max_retries = max_retries
-        self._max_retakes = max_retakes
+    policy: Scheduler
+    composer: Composer
+    tracker: Tracker | TrackerWriter
+    listeners: tuple[Listener, ...]
+    make_task: Callable[[str, TrialConfig, float, float], TrialTask]
+    """Makes a worker's task from the run's name, its configuration, cap in seconds and deadline in
+    seconds."""
+    has_room: Callable[[Sequence[TrialTask]], bool]
+    """Whether another trial can be trained beside the given tasks."""
+    state_folder: Callable[[int], Path]
+    """Folder for the training state of a paused trial, by trial number."""
+    unsuitable: Callable[[TrialConfig], str | None]
+    """Why these machines cannot run a configuration; None if they can."""
+    trial_deadline_seconds: float
+    max_retries: int
+    """How often the point of a lost trial is tried again."""
+    max_retakes: int
+    """How often the point of a trial is tried again whose times were spoilt by something else on
+    the machine. After a few trials in a row for which that did not help, others are only marked."""
+    time_budget_seconds: float | None
+    """Time limit of the search, from the start of its first trial; None means no limit."""
+    on_waiting: Callable[[TrialTask], object] = lambda task: None
+    """Called now and then with the task of a trial that no worker has begun for a while."""
+    on_last_trial: Callable[[], object] = lambda: None
+    """Called when no further trial will be started, before the paused trials are ended."""
+    done: Done | None = field(default=None, init=False)
+    """Why the search has ended; None while it goes on."""
+    refusal: AutotuneError | None = field(default=None, init=False)
+    """Error that every trial would meet: the data cannot be read, the baseline cannot be made, or
+    no suggestion can be run."""
+
+    def __post_init__(self) -> None:
+        self._budget = _TimeBudget(self.time_budget_seconds)
         self._num_in_vain = 0
         """Number of trials in a row that were kept and marked as spoilt, however often their
         points had been tried."""
-        self._budget = _TimeBudget(time_budget_seconds)
-        self.done: Done | None = None
-        """Why the search has ended; None while it goes on."""
-        self._unsuitable = unsuitable
-        self._on_waiting = on_waiting
-        self._on_no_more = on_last_trial
         self._trials: dict[str, _ManagedTrial] = {}
         self._resumed: Trial | None = None
         """Trial that is to continue as soon as its state is written."""
-        self.refusal: AutotuneError | None = None
-        """Error that every trial would meet: the data cannot be read, the baseline cannot be
-        made, or no suggestion can be run."""
-
-        for trial, evaluations in policy.paused:
-            composed = composer.compose_suggestion(trial.suggestion, seed=trial.seed)
-            paused = self._managed(trial, composed, TrialStage.PAUSED)
+        for trial, evaluations in self.policy.paused:
+            paused = self._managed(trial, self._composed(trial), TrialStage.PAUSED)
             paused.evaluations += evaluations
             paused.num_evaluations = len(evaluations)
             self._trials[paused.tracked.name] = paused
@@ -256,11 +234,8 @@ class TrialManager:
         """Whether no further trial may be started: the time budget is spent, or the search met
         an error.
         """
-        return (
-            self._budget.seconds_left <= 0
-            or self.refusal is not None
-            or self._policy.error is not None
-        )
+        is_refused = self.refusal is not None or self.policy.error is not None
+        return is_refused or self._budget.seconds_left <= 0
 
     @property
     def is_finished(self) -> bool:
@@ -270,9 +245,7 @@ class TrialManager:
     @property
     def _at_work(self) -> list[_ManagedTrial]:
         """The trials that have a worker, or wait for Ray Tune to give them one."""
-        return [
-            managed for managed in self._trials.values() if managed.stage is not TrialStage.PAUSED
-        ]
+        return [each for each in self._trials.values() if each.stage is not TrialStage.PAUSED]
 
     def next_task(self, key: str) -> TrialTask | None:
         """The task of the next trial, which then has this key.
@@ -281,12 +254,12 @@ class TrialManager:
         more trials, in which case the paused trials are ended.
         """
         self._tell_of_waiting()
-        if not self._has_room([managed.task for managed in self._at_work]):
+        if not self.has_room([managed.task for managed in self._at_work]):
             return None
         if self._resumed is not None:
             return self._resume(self._resumed, key)
         for _ in range(_MAX_REJECTED_IN_A_ROW):
-            match Done("budget") if self.is_over else self._policy.suggest():
+            match Done("budget") if self.is_over else self.policy.suggest():
                 case Wait():
                     return None
                 case Done() as done:
@@ -296,18 +269,20 @@ class TrialManager:
                     return self._resume(trial, key)
                 case Start(trial):
                     try:
-                        composed = self._compose(trial)
+                        composed = self._composed(trial)
+                        reason = self.unsuitable(composed.trial)
                     except InvalidTrialError as error:
-                        self._policy.reject(trial.number, str(error))
-                        continue
-                    self._trials[key] = self._managed(trial, composed, TrialStage.RUNNING)
-                    return self._trials[key].task
+                        reason = str(error)
+                    if reason is None:
+                        self._trials[key] = self._managed(trial, composed, TrialStage.RUNNING)
+                        return self._trials[key].task
+                    self.policy.reject(trial.number, reason)
         else:
             self.refusal = ConfigError(
                 f"search_space: {_MAX_REJECTED_IN_A_ROW} suggestions in a row cannot be run"
             )
             self.done = Done("error")
-        self._on_no_more()
+        self.on_last_trial()
         for other, managed in list(self._trials.items()):
             if managed.stage is TrialStage.PAUSED:
                 self._end(other, Outcome.STOPPED, None)
@@ -318,19 +293,18 @@ class TrialManager:
         for managed in self._at_work:
             if managed.waits_since is not None and now - managed.waits_since > _PATIENCE_SECONDS:
                 managed.waits_since = now
-                self._on_waiting(managed.task)
+                self.on_waiting(managed.task)
 
     def started(self, key: str) -> None:
         """Note that a worker has begun or resumed a trial."""
-        managed = self._trials.get(key)
-        if managed is None:
+        if (managed := self._trials.get(key)) is None:
             return
         managed.handed_out_at, managed.waits_since = time.time(), None
         self._budget.begin()
         if not managed.started_at:
             managed.started_at = managed.handed_out_at
-            self._tracker.start(managed.tracked)
-        for listener in self._listeners:
+            self.tracker.start(managed.tracked)
+        for listener in self.listeners:
             listener.trial_started(managed.trial.number, managed.tracked.overrides)
 
     def reported(self, key: str, report: WorkerReport) -> Decision:
@@ -347,12 +321,12 @@ class TrialManager:
         if report.evaluation is not None:
             evaluation = report.evaluation
             if managed.add(evaluation):
-                self._tracker.evaluate(managed.tracked.name, evaluation)
-            for listener in self._listeners:
+                self.tracker.evaluate(managed.tracked.name, evaluation)
+            for listener in self.listeners:
                 listener.evaluated(managed.trial.number, evaluation)
             if report.outcome is None:
-                may_pause = report.can_pause and _has_room_for_states(self._state_folder(0).parent)
-                decision = self._policy.observe(
+                may_pause = report.can_pause and _has_room_for_states(self.state_folder(0).parent)
+                decision = self.policy.observe(
                     managed.trial.number, evaluation, may_pause=may_pause
                 )
         outcome = report.outcome or _OUTCOME_OF[decision]
@@ -394,24 +368,20 @@ class TrialManager:
         """Give up a running or paused trial; a resumed study continues it or proposes it again."""
         managed = self._trials.pop(key, None)
         if managed is not None:
-            self._policy.interrupt(managed.trial.number)
+            self.policy.interrupt(managed.trial.number)
 
-    def _compose(self, trial: Trial) -> Composed:
-        composed = self._composer.compose_suggestion(trial.suggestion, seed=trial.seed)
-        reason = self._unsuitable(composed.trial)
-        if reason is not None:
-            raise InvalidTrialError(reason)
-        return composed
+    def _composed(self, trial: Trial) -> Composed:
+        return self.composer.compose_suggestion(trial.suggestion, seed=trial.seed)
 
     def _managed(self, trial: Trial, composed: Composed, stage: TrialStage) -> _ManagedTrial:
         tracked = _tracked(trial, composed)
-        task = self._make_task(
+        task = self.make_task(
             tracked.name, composed.trial, trial.cap_seconds, self._deadline_seconds()
         )
         task = replace(
             task,
             number=trial.number,
-            state_folder=str(self._state_folder(trial.number)),
+            state_folder=str(self.state_folder(trial.number)),
             is_paused=stage is TrialStage.PAUSED,
         )
         return _ManagedTrial(
@@ -420,13 +390,13 @@ class TrialManager:
 
     def _deadline_seconds(self) -> float:
         seconds_left = max(1.0, self._budget.seconds_left)
-        return min(self._trial_deadline_seconds, seconds_left + _GRACE_SECONDS)
+        return min(self.trial_deadline_seconds, seconds_left + _GRACE_SECONDS)
 
     def _pause(self, key: str) -> None:
         managed = self._trials[key]
         managed.pause()
-        self._policy.pause(managed.trial.number, managed.evaluations)
-        for listener in self._listeners:
+        self.policy.pause(managed.trial.number, managed.evaluations)
+        for listener in self.listeners:
             listener.trial_paused(managed.trial.number)
 
     def paused(self, key: str) -> None:
@@ -459,7 +429,7 @@ class TrialManager:
 
     def _end(self, key: str, outcome: Outcome, error: str | None, num_retries: int = 0) -> None:
         managed = self._trials.pop(key)
-        is_cut_short = managed.task.deadline_seconds < self._trial_deadline_seconds
+        is_cut_short = managed.task.deadline_seconds < self.trial_deadline_seconds
         if is_cut_short and error is not None and error.startswith(NOT_ENDED):
             outcome = Outcome.STOPPED
             error = f"the study's time budget ended amid this trial{error.removeprefix(NOT_ENDED)}"
@@ -468,10 +438,10 @@ class TrialManager:
             managed, result, MOST_RETRIES if outcome is Outcome.LOST else num_retries
         ):
             return
-        score = self._policy.finish(result)
-        self._tracker.finish(managed.tracked, result, score)
-        shutil.rmtree(self._state_folder(result.trial), ignore_errors=True)
-        for listener in self._listeners:
+        score = self.policy.finish(result)
+        self.tracker.finish(managed.tracked, result, score)
+        shutil.rmtree(self.state_folder(result.trial), ignore_errors=True)
+        for listener in self.listeners:
             listener.trial_finished(result, score)
 
     def _is_tried_again(
@@ -480,41 +450,32 @@ class TrialManager:
         """Withdraw a trial whose times were spoilt, or whose process was lost or killed, if its
         point is to be tried again.
         """
-        why = result.contention
-        may_retake = (
+        why, name = result.contention, managed.tracked.name
+        may_retake = not self.is_over and self.done is None and self._num_in_vain < _MAX_IN_VAIN
+        is_retaken = (
             why is not None
-            and not (self.is_over or self.done is not None)
-            and self._num_in_vain < _MAX_IN_VAIN
+            and may_retake
+            and self.policy.retry(result.trial, most=self.max_retakes)
         )
-        is_retaken = may_retake and self._policy.retry(result.trial, most=self._max_retakes)
         if why is not None:
             again = "its configuration is tried again" if is_retaken else "it is kept, and marked"
-            logger.info("%s: %s; %s", managed.tracked.name, why, again)
+            logger.info("%s: %s; %s", name, why, again)
         if not is_retaken:
             if result.outcome.is_timed:
                 self._num_in_vain = 0 if why is None else self._num_in_vain + 1
-            if not num_retries or not self._policy.retry(
-                result.trial, most=min(num_retries, self._max_retries)
-            ):
+            most = min(num_retries, self.max_retries)
+            if not num_retries or not self.policy.retry(result.trial, most=most):
                 return False
-            logger.info(
-                "%s: %s; its configuration is tried again", managed.tracked.name, result.error
-            )
-        ended = (
-            replace(result, outcome=Outcome.CONTENDED, error=why)
-            if is_retaken
-            else replace(result, outcome=Outcome.LOST)
-        )
-        self._tracker.finish(managed.tracked, ended, None)
-        shutil.rmtree(self._state_folder(result.trial), ignore_errors=True)
-        for listener in self._listeners:
-            if why is not None and is_retaken:
-                listener.trial_contended(result.trial, why)
+            logger.info("%s: %s; its configuration is tried again", name, result.error)
+        outcome, error = (Outcome.CONTENDED, why) if is_retaken else (Outcome.LOST, result.error)
+        self.tracker.finish(managed.tracked, replace(result, outcome=outcome, error=error), None)
+        shutil.rmtree(self.state_folder(result.trial), ignore_errors=True)
+        lost = "with its machine" if is_lost(result.error or "") else result.error_line
+        for listener in self.listeners:
+            if is_retaken:
+                listener.trial_contended(result.trial, why or "")
             else:
-                listener.trial_lost(
-                    result.trial,
-                    "with its machine" if is_lost(result.error or "") else result.error_line,
-                )
+                listener.trial_lost(result.trial, lost)
         return True
 
 

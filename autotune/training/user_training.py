@@ -165,24 +165,26 @@ def train_own(
                 checkpoint.expire()
                 clock.enter(phase)
     except Exception as error:
-        if (
-            paused_folder is None
-            or checkpoint.is_loaded
-            or isinstance(error, AutotuneError)
-            or is_out_of_memory(error)
-        ):
-            raise
-        # such as of a library that cannot read its own checkpoint
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise StateError(
-            f"training: {_name(config)} cannot continue from the state that it was paused with:"
-            f" {said}"
-        ) from error
+        if paused_folder is not None and not checkpoint.is_loaded:
+            _raise_state_error(config, error)
+        raise
     if previous is None:
         raise ConfigError(
             f"training: {_name(config)} ended without one evaluation; call autotune.report, or the"
             " argument report, or yield"
         )
+
+
+def _raise_state_error(config: TrialConfig, error: Exception) -> None:
+    """Raise an error of a training that has not loaded the state that it was paused with, such as
+    of a library that cannot read its own checkpoint, unless it has another cause.
+    """
+    if not isinstance(error, AutotuneError) and not is_out_of_memory(error):
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise StateError(
+            f"training: {_name(config)} cannot continue from the state that it was paused with:"
+            f" {said}"
+        ) from error
 
 
 def _resume(

@@ -157,7 +157,7 @@ def test_a_point_whose_process_was_killed_from_outside_is_tried_again_first(
 ) -> None:
     trials, policy = make_trials()
     heard = Heard()
-    trials._listeners = (heard,)
+    trials.listeners = (heard,)
     for number in range(num_tries):
         assert not policy.results
         assert begin(trials, str(number)).config.batch_size == 64, "the same point"
@@ -219,7 +219,7 @@ def test_a_trial_whose_times_are_spoilt_is_taken_again_at_most_twice_and_marked(
 ) -> None:
     trials, policy = make_trials()
     heard = Heard()
-    trials._listeners = (heard,)
+    trials.listeners = (heard,)
     for key in ("a", "b", "c"):
         task = begin(trials, key)
         assert task.config.batch_size == 64, "the same point"
@@ -236,4 +236,4 @@ def test_a_trial_whose_times_are_spoilt_is_taken_again_at_most_twice_and_marked(
         ).contention
         is None
     )
-    assert trials._policy.num_trials_left == 19
+    assert trials.policy.num_trials_left == 19
