@@ -100,6 +100,22 @@ class ConcludedStudy:
         return next((scores for scores, arm in self.arms[1:] if arm["trial"] == best), None)
 
     @cached_property
+    def is_confirmed(self) -> bool:
+        """Whether the confirmation ended with a configuration to export, or with the baseline."""
+        return bool(self.arms) and self.summary.get("trial") is not None
+
+    @cached_property
+    def saved_seconds(self) -> float | None:
+        """Seconds that a training saves with the best configuration; None where that is not
+        known.
+        """
+        best, speed_up = self.best_arm, self.speed_up
+        if not self.scale.is_time or best is None or speed_up is None or not speed_up.is_gain:
+            return None
+        saved = (self.arms[0][0].expected_score or math.inf) - (best.expected_score or 0.0)
+        return saved if math.isfinite(saved) else None
+
+    @cached_property
     def speed_up(self) -> Ratio | None:
         """The baseline's expected score over the exported configuration's.
 

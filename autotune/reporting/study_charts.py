@@ -34,7 +34,6 @@ from autotune.search.importances import Effects
 
 _MAX_CURVE_POINTS = 20_000
 """Points of all learning curves together, so that the page stays small."""
-_MAX_PARAMETERS = 16
 # Source of the colours: Okabe and Ito, "Color Universal Design" (jfly.uni-koeln.de/color). Black,
 # which a dark page does not show, is replaced.
 COLOURS = {
@@ -49,9 +48,6 @@ _PHASE_COLOURS = {
     "evaluate": "#56B4E9",
     "build": "#999999",
 }
-_FIFTHS = ["#0072B2", "#56B4E9", "#AA9F80", "#E69F00", "#D55E00", "#9AA4AE"]
-"""Colours of fifths of the trials that reached the target, the best first, and of those that did
-not."""
 
 
 def study_charts(study: ConcludedStudy, effects: Effects | None) -> dict[str, Chart]:
@@ -60,7 +56,6 @@ def study_charts(study: ConcludedStudy, effects: Effects | None) -> dict[str, Ch
         _confirmation_chart(study),
         _search_chart(study),
         _curves_chart(study),
-        _parameters_chart(study),
         *(_effect_charts(effects) if effects is not None else ()),
         _phases_chart(study),
         _front_chart(study.front),
@@ -168,14 +163,33 @@ def _curves_chart(study: ConcludedStudy) -> Chart | None:
     if best in study.trials.index:
         colours[best_name] = COLOURS[study.trials.outcome[best]]
         curves.loc[curves.trial == best, "group"] = best_name
-    figure = _lines(curves, "seconds", "metric", colours)
-    figure.update_traces(mode="lines+markers", marker={"size": 3}, line={"width": 1.4}, opacity=0.6)
+    # the trials of one outcome are one trace, with a gap after each trial
+    gaps = curves.drop_duplicates("trial", keep="last").assign(metric=math.nan)
+    figure = px.line(
+        pd.concat([curves, gaps]).sort_values("trial", kind="stable"),
+        x="seconds",
+        y="metric",
+        color="group",
+        custom_data="trial",
+        color_discrete_map=colours,
+        category_orders={"group": [*colours]},
+        render_mode="svg",
+        template="none",
+    )
+    figure.update_traces(
+        mode="lines+markers",
+        marker={"size": 3},
+        line={"width": 1.4},
+        opacity=0.6,
+        hovertemplate="trial %{customdata}<br>%{x:.4g}, %{y:.4g}<extra></extra>",
+    )
     figure.update_traces({"line.width": 4, "opacity": 1}, selector={"name": best_name})
     figure.add_hline(
         y=target.value,
         line={"dash": "dash", "width": 1.5, "color": "#888888"},
         annotation={"text": f"target {target.value:g}", "x": 0, "xanchor": "left"},
     )
+    figure.update_layout(legend_traceorder="reversed")
     figure.update_xaxes(title="Seconds of preparing and training", rangemode="tozero")
     figure.update_yaxes(title=escape(shorten(target.metric)), range=_metric_range(*shown))
     description = (
@@ -204,95 +218,13 @@ def every(curves: pd.DataFrame, stride: int) -> pd.DataFrame:
     return curves[(position % stride == 0) | ~curves.trial.duplicated(keep="last")]
 
 
-def _lines(points: pd.DataFrame, x: str, y: str, colours: dict[str, str]) -> go.Figure:
-    """A line for each trial; those of a ``group`` are one trace with gaps."""
-    gaps = points.drop_duplicates(["trial", "group"], keep="last").assign(**{y: math.nan})
-    figure = px.line(
-        pd.concat([points, gaps]).sort_values("trial", kind="stable"),
-        x=x,
-        y=y,
-        color="group",
-        custom_data="trial",
-        color_discrete_map=colours,
-        category_orders={"group": [*colours]},
-        render_mode="svg",
-        template="none",
-    )
-    figure.update_traces(hovertemplate="trial %{customdata}<br>%{x:.4g}, %{y:.4g}<extra></extra>")
-    return figure.update_layout(legend_traceorder="reversed")
-
-
-def _parameters_chart(study: ConcludedStudy) -> Chart | None:
-    """Parallel coordinates: an axis for each parameter that was varied, with its values in
-    order, and a line for each trial.
-    """
-    texts = study.parameters.loc[:, study.parameters.nunique() > 1].iloc[:, :_MAX_PARAMETERS]
-    if texts.empty:
-        return None
-    labels, columns = [], []
-    for column, key in enumerate(texts):
-        options = sorted(set(texts[key]), key=lambda text: (text != "", _number(text), text))
-        heights = {text: index / (len(options) - 1) for index, text in enumerate(options)}
-        shown = options[:: math.ceil(len(options) / 10)]
-        labels += [(column, heights[text], escape(shorten(_rounded(text), 14))) for text in shown]
-        columns.append(
-            pd.DataFrame({"trial": texts.index, "axis": column, "height": texts[key].map(heights)})
-        )
-    fifths = study.trials.score.rank(pct=True).mul(4.99).fillna(5).astype(int)
-    groups = {5: "no score"}
-    for fifth, scores in study.reached.score.groupby(fifths):
-        ends = dict.fromkeys(study.scale.format(score) for score in (scores.min(), scores.max()))
-        groups[fifth] = escape(" to ".join(ends))
-    colours = {groups[fifth]: _FIFTHS[fifth] for fifth in sorted(groups, reverse=True)}
-    points = pd.concat(columns, ignore_index=True).sort_values(["trial", "axis"])
-    figure = _lines(
-        points.assign(group=points.trial.map(fifths).map(groups)), "axis", "height", colours
-    )
-    figure.update_traces(hovertemplate="trial %{customdata}<extra></extra>", opacity=0.85)
-    figure.update_traces({"line.width": 1, "opacity": 0.4}, selector={"name": "no score"})
-    x, y, words = zip(*labels, strict=True)
-    figure.add_scatter(
-        x=x,
-        y=y,
-        text=words,
-        mode="text",
-        textposition="middle right",
-        showlegend=False,
-        hoverinfo="skip",
-    )
-    figure.update_xaxes(
-        title="",
-        tickvals=[*range(len(columns))],
-        ticktext=[escape(shorten(key.rsplit(".", 1)[-1], 16)) for key in texts],
-        side="top",
-        range=[-0.35, len(columns) - 0.3],
-        zeroline=False,
-    )
-    figure.update_yaxes(visible=False, range=[-0.04, 1.04])
-    description = (
-        f"Values of {', '.join(texts)} in each trial; lines are coloured by {study.scale.quantity}."
-    )
-    return Chart(name="parameters", description=description, figure=figure, height=460)
-
-
-def _rounded(text: str) -> str:
-    return f"{_number(text):.4g}" if math.isfinite(_number(text)) else text or "not set"
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.inf
-
-
 def _effect_charts(effects: Effects) -> list[Chart]:
     """The share of each parameter in the variance of time to target, steps to target and seconds a
     step; then for each of the most important parameters what its values do to the last two.
     """
     shares, factors = _labelled(effects.shares), _labelled(effects.factors)
     whole = shares[shares.quantity == shares.quantity[0]]
-    names = [*whole.label[:_MAX_PARAMETERS]]
+    names = [*whole.label[:16]]
     figure = px.bar(
         shares[shares.label.isin(names)],
         x="middle",

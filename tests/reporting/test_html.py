@@ -310,7 +310,7 @@ def test_a_thousand_trials_stay_small(tmp_path: Path) -> None:
         for name, figure in page.figures.items()
         if any(999 in trials_of(trace) for trace in figure["data"])
     ]
-    assert charts == ["search", "curves", "parameters"]
+    assert charts == ["search", "curves"]
 
 
 NOTHING = SUMMARY | {

@@ -83,10 +83,10 @@ def test_a_trial_is_shown_in_every_chart(browser: Browser, tmp_path: Path) -> No
     page.fill("#trial", "1")
     assert page.inner_text("#picked").startswith("trial 1, REACHED, 4.00 s")
     ends = page.evaluate(
-        "['search', 'curves', 'parameters'].map(name => document.getElementById('chart-' +"
+        "['search', 'curves'].map(name => document.getElementById('chart-' +"
         " name).data.at(-1).x.length)"
     )
-    assert ends == [1, 6, 3], "with the gap after a line"
+    assert ends == [1, 6], "with the gap after a line"
     page.fill("#trial", "77")
     assert page.inner_text("#picked") == "no such trial"
     assert said == []
