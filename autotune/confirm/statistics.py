@@ -40,6 +40,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import betaincinv, ndtr, stdtrit
 
 _CONFIDENCE = 0.95
 _FEWEST_RESAMPLED = 12
@@ -142,8 +143,6 @@ def reach_rate_interval(num_reached: int, num_runs: int) -> tuple[float, float]:
 
     Source: Clopper and Pearson (Biometrika 26, 1934).
     """
-    from scipy.special import betaincinv  # noqa: PLC0415  # slow to import
-
     tail = (1 - _CONFIDENCE) / 2
     low = float(betaincinv(num_reached, num_runs - num_reached + 1, tail)) if num_reached else 0.0
     high = (
@@ -268,8 +267,6 @@ def student_interval(ratio: float, centre: float, residuals: _Array) -> Ratio:
 
 def bootstrap_interval(ratio: float, drawn_ratios: _Array, num_pairs: int) -> Ratio:
     """A ratio with the interval of expanded percentiles."""
-    from scipy.special import ndtr  # noqa: PLC0415  # slow to import
-
     tail = float(ndtr(-student(num_pairs) * math.sqrt(num_pairs / (num_pairs - 1))))
     with np.errstate(divide="ignore"):
         logarithms = np.clip(np.log(drawn_ratios), -_INFINITE_LOGARITHM, _INFINITE_LOGARITHM)
@@ -293,6 +290,4 @@ def resampled(num_pairs: int) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 def student(num_pairs: int) -> float:
     """Half the width of a mean's 95% interval by Student's t, in standard errors."""
-    from scipy.special import stdtrit  # noqa: PLC0415  # slow to import, used once a study
-
     return float(stdtrit(num_pairs - 1, (1 + _CONFIDENCE) / 2))

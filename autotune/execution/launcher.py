@@ -35,6 +35,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from autotune.config.schema import ClusterConfig
@@ -428,7 +429,9 @@ def _serve_requests(
     with contextlib.suppress(EOFError, OSError):
         os.environ.update(connection.recv())
         usual_blas_threads()
-        requests = _Requests(notes)
+        from autotune.execution import task_run  # noqa: PLC0415  # imports torch
+
+        requests = _Requests(notes, task_run)
         while True:
             method, *arguments = connection.recv()
             try:
@@ -443,7 +446,8 @@ class _Requests:
     as a further one.
     """
 
-    def __init__(self, notes: Path) -> None:
+    def __init__(self, notes: Path, task_run: ModuleType) -> None:
+        self._task_run = task_run
         self._run: TaskRun | None = None
         self._note: Path | None = notes / _NOTES.replace("*", str(os.getpid()))
         """File for the names of the libraries that a training function imports; None once it is
@@ -462,16 +466,14 @@ class _Requests:
         are no others.
         """
         self._is_users = task.config.training is not None
-        from autotune.execution.task_run import TaskRun  # noqa: PLC0415  # imports torch
-
-        self._run = TaskRun(task, host)
+        self._run = self._task_run.TaskRun(task, host)
         return self._run.port
 
     def follow(self, task: TrialTask, host: str, port: int, rank: int) -> WorkerReport | None:
         """Train as another rank until the first one ends the training, and return its failure."""
-        from autotune.execution.task_run import follow_task  # noqa: PLC0415  # imports torch
-
-        return follow_task(task, host=host, port=port, rank=rank)
+        failure = self._task_run.follow_task(task, host=host, port=port, rank=rank)
+        assert failure is None or isinstance(failure, WorkerReport)
+        return failure
 
     def next_report(self) -> WorkerReport:
         """Train to the next evaluation, or to the training's end."""

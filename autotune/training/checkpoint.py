@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, DataError, StateError
@@ -66,8 +68,6 @@ def save_weights(
         DataError: the file cannot be written.
     """
     # not needed by a training that saves nothing
-    from safetensors import SafetensorError  # noqa: PLC0415
-    from safetensors.torch import save  # noqa: PLC0415
 
     tensors: dict[str, torch.Tensor] = {}
     tied: dict[str, str] = {}
@@ -102,7 +102,6 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         DataError: the file is missing, damaged, or not a weights file of autotune.
     """
     # not needed by a training that reads nothing
-    from safetensors import SafetensorError, safe_open  # noqa: PLC0415
 
     try:
         with safe_open(path, framework="pt") as file:

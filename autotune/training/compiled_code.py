@@ -131,12 +131,10 @@ def _files(graph: str, num_threads: int) -> Iterator[Callable[[Cost], Cost]]:
     """
     # torch's compiler takes seconds to import
     from torch._dynamo.utils import counters  # noqa: PLC0415
-    from torch._inductor import config  # noqa: PLC0415
+    from torch._inductor import config, utils  # noqa: PLC0415
 
     if _THREADS_VARIABLE not in os.environ:
-        config.compile_threads = num_threads  # before the import of what starts them
-
-    from torch._inductor.utils import clear_caches  # noqa: PLC0415
+        config.compile_threads = num_threads
 
     def counts() -> tuple[int, int]:
         """Numbers of graphs that were compiled, and that were found compiled, in this process."""
@@ -175,7 +173,7 @@ def _files(graph: str, num_threads: int) -> Iterator[Callable[[Cost], Cost]]:
                 _log.warning("compiled code is not kept: %s", error)
         return spent
 
-    clear_caches()  # of the files that this process found elsewhere
+    utils.clear_caches()  # of the files that this process found elsewhere
     # The compiler sets both variables itself, which later graphs are not to find.
     before = {name: os.environ.get(name) for name in (FOLDER_VARIABLE, "TRITON_CACHE_DIR")}
     os.environ[FOLDER_VARIABLE] = str(folder)
