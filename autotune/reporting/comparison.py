@@ -19,6 +19,7 @@ from autotune.objective import Objective
 from autotune.reporting.scores import (
     ArmScores,
     ScoreFormat,
+    counted,
     describe_interval,
     describe_ratio,
     format_ratio,
@@ -185,8 +186,7 @@ def verdict(comparison: Comparison, other: Compared) -> str:
         return f"{who} reached the target{told}"
     if ratio is None:
         return f"no pair of runs has two {'times' if is_time else 'scores'} to compare"
-    pairs = "1 pair" if ratio.num_pairs == 1 else f"{ratio.num_pairs} pairs"
-    measured = f"({describe_interval(ratio)}, n = {pairs})"
+    measured = f"({describe_interval(ratio)}, n = {counted(ratio.num_pairs, 'pair')})"
     if not ratio.is_resolved:
         which = (
             "which"

@@ -127,11 +127,6 @@ def value_text(value: Any) -> str:
     return value if isinstance(value, str) else override_text(value)
 
 
-def counted(number: int, noun: str) -> str:
-    """A count with its noun in singular or plural, such as ``1 trial`` or ``2 trials``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def shorten(name: str, max_characters: int = 56) -> str:
     """A name on one line, with an ellipsis for the middle if it is longer than
     ``max_characters``.

@@ -20,7 +20,6 @@ from autotune.outcome import Outcome
 from autotune.reporting.concluded_study import ConcludedStudy, read_concluded_study, readable
 from autotune.reporting.drawing import (
     Chart,
-    counted,
     shorten,
     target_label,
     value_text,
@@ -28,6 +27,7 @@ from autotune.reporting.drawing import (
 )
 from autotune.reporting.failures import EndedTrial, gathered_failures
 from autotune.reporting.scores import (
+    counted,
     describe_arm,
     describe_interval,
     describe_ratio,

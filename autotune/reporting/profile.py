@@ -6,6 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from autotune.reporting.scores import counted
+from autotune.reporting.terminal import print_line
 from autotune.step_profile import BETWEEN, IDLE, PARTS, WAITING, StepProfile
 
 _LABELS = {"graph": "forward, backward", BETWEEN: "Python between", WAITING: "waiting for the GPU"}
@@ -25,7 +27,7 @@ def print_profile(
     """
     plain, num_threads = profile.plain_step_seconds, profile.num_threads
     lines = {
-        "device": f"{profile.device_name}, {num_threads} thread{'s' if num_threads > 1 else ''}",
+        "device": f"{profile.device_name}, {counted(num_threads, 'thread')}",
         "step": f"{1e3 * plain:.4g} ms, {profile.batch_size / plain:,.0f} samples/s"
         f" (mean of {profile.num_steps} steps)",
         "profiled": f"{1e3 * profile.step_seconds:.4g} ms under the profiler, which takes time"
@@ -51,9 +53,9 @@ def print_profile(
     seconds = sum(operator.seconds for operator in others)
     operators.add_row(f"{len(others)} others", "", *_cells(profile, seconds), style="dim")
 
-    console.print(Text(title), soft_wrap=True)
+    print_line(console, title)
     for name, line in lines.items():
-        console.print(Text(f"  {name:<10}{line}"), soft_wrap=True)
+        print_line(console, f"  {name:<10}{line}")
     console.print()
     console.print(parts)
     console.print()

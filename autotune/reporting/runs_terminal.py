@@ -3,6 +3,7 @@ comparison.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from statistics import fmean
 
 from rich.console import Console
@@ -18,7 +19,7 @@ from autotune.reporting.scores import (
     format_seconds,
     measured_ratio,
 )
-from autotune.reporting.terminal import format_metric, printable
+from autotune.reporting.terminal import format_metric, print_line, printable
 
 
 class RunsDisplay:
@@ -74,18 +75,15 @@ class RunsDisplay:
 
     def note(self, line: str, style: str = "") -> None:
         """Print a line of text."""
-        self._console.print(Text(printable(line), style=style), soft_wrap=True)
+        print_line(self._console, line, style)
 
 
 def print_comparison(console: Console, comparison: Comparison, *, folder: str) -> None:
     """Print the result of a comparison: a table of all configurations with their ratios, and the
     verdicts.
     """
-
-    def say(line: str, style: str = "") -> None:
-        console.print(Text(printable(line), style=style), soft_wrap=True)
-
-    console.print()
+    say = partial(print_line, console)
+    say("")
     say(f"{comparison.experiment} · {comparison.name}", "bold")
     say(f"  {'target':<8}{comparison.target}")
     for each in comparison.configurations:
@@ -114,6 +112,23 @@ def _table(comparison: Comparison) -> Table:
     for each in others:
         table.add_column(f"{first.name} / {each.name}", overflow="fold")
 
+    def mean(values: Iterable[float | None], show: Callable[[float], str]) -> str:
+        known = [value for value in values if value is not None]
+        return show(fmean(known)) if known else "-"
+
+    def steps_to_target(each: Compared) -> str:
+        least = "" if each.summary.all_reached else "at least "
+        scores = (run.score for run in each.steps.values())
+        return mean(scores, lambda steps: f"{least}{steps:,.0f}")
+
+    def step_time(each: Compared) -> str:
+        return mean((run.score for run in each.step_seconds.values()), format_step)
+
+    def build(each: Compared) -> str:
+        return mean(
+            (run.last.build_seconds for run in each.runs.values() if run.last), format_seconds
+        )
+
     def add(name: str, cell: Callable[[Compared], str], ratio: str = "") -> None:
         found = [of_one.get(ratio) for of_one in ratios]
         shown = ["" if each is None else measured_ratio(each) for each in found]
@@ -122,10 +137,13 @@ def _table(comparison: Comparison) -> Table:
     scores = comparison.scale.quantity
     add("reached", lambda each: f"{each.summary.num_reached} of {each.summary.num_runs}")
     add(scores, lambda each: format_expected(each.summary) or "-", scores.replace(" ", "_"))
-    add("steps to target", _mean_steps, "steps_to_target")
-    add("step time", _mean_step, "step_seconds")
-    add("build, once a process", _mean_build)
-    add(f"test {comparison.target.metric}", _mean_test)
+    add("steps to target", steps_to_target, "steps_to_target")
+    add("step time", step_time, "step_seconds")
+    add("build, once a process", build)
+    add(
+        f"test {comparison.target.metric}",
+        lambda each: mean((run.test_metric for run in each.runs.values()), format_metric),
+    )
     if len({each.config["batch_size"] for each in configurations}) > 1:
         add("samples a step", lambda each: f"{each.config['batch_size']}")
     if comparison.is_scaling:
@@ -138,26 +156,3 @@ def _table(comparison: Comparison) -> Table:
 def format_step(seconds: float) -> str:
     """A step time for display, such as ``1.23 ms`` or ``0.456 s``."""
     return f"{1000 * seconds:.3g} ms" if seconds < 0.1 else f"{seconds:.3g} s"
-
-
-def _mean(values: Iterable[float | None], show: Callable[[float], str]) -> str:
-    known = [value for value in values if value is not None]
-    return show(fmean(known)) if known else "-"
-
-
-def _mean_steps(each: Compared) -> str:
-    least = "" if each.summary.all_reached else "at least "
-    return _mean((run.score for run in each.steps.values()), lambda steps: f"{least}{steps:,.0f}")
-
-
-def _mean_step(each: Compared) -> str:
-    return _mean((run.score for run in each.step_seconds.values()), format_step)
-
-
-def _mean_build(each: Compared) -> str:
-    builds = (run.last.build_seconds for run in each.runs.values() if run.last is not None)
-    return _mean(builds, format_seconds)
-
-
-def _mean_test(each: Compared) -> str:
-    return _mean((run.test_metric for run in each.runs.values()), format_metric)

@@ -112,6 +112,11 @@ def format_seconds(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def counted(number: int, noun: str) -> str:
+    """A count with its noun in singular or plural, such as ``1 trial`` or ``2 trials``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ArmScores:
     """The objective's scores of one arm's runs."""
@@ -184,7 +189,7 @@ def describe_arm(arm: ArmScores) -> str:
     if text is None:
         return "no confirmation runs"
     if arm.all_reached:
-        return f"{text} ({'1 run' if arm.num_runs == 1 else f'mean of {arm.num_runs} runs'})"
+        return f"{text} ({'' if arm.num_runs == 1 else 'mean of '}{counted(arm.num_runs, 'run')})"
     return f"{text} ({describe_reached(arm)})"
 
 

@@ -22,14 +22,13 @@ from autotune.reporting.drawing import (
     BASELINE_COLOUR,
     Chart,
     axis_scale,
-    counted,
     log_axis,
     runs_chart,
     shorten,
     target_label,
     value_text,
 )
-from autotune.reporting.scores import describe_arm
+from autotune.reporting.scores import counted, describe_arm
 from autotune.search.importances import Effects
 
 _MAX_CURVE_POINTS = 20_000

@@ -6,12 +6,13 @@ its replay.
 """
 
 import csv
+import itertools
 import json
 import logging
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,8 @@ COLUMNS = (
 the search; ``from_train_seconds`` and ``train_seconds`` are the trial's own seconds of prepare
 and train at the beginning and at the end of the stretch."""
 
+_TRACE_ROW = re.compile(r"\d+,\d+,\d+(,-?\d+(\.\d+)?(e[+-]\d+)?){4},[A-Z_]+")
+
 
 def write_trials(
     path: Path,
@@ -96,19 +99,15 @@ def write_trials(
     that the trial does not have.
     """
     ended = sorted(results, key=lambda result: result.stopped_at)
-    write_csv(
-        path,
-        ["trial", *MEASURED, *space.keys],
-        [_trial_row(result, scores.get(result.trial), unit, space.keys) for result in ended],
-    )
+    rows = [_trial_row(result, scores.get(result.trial), unit, space.keys) for result in ended]
+    write_csv(path, ["trial", *MEASURED, *space.keys], rows)
 
 
 def _trial_row(
     result: TrialResult, score: float | None, unit: str, parameters: Sequence[str]
 ) -> list[Any]:
-    values = [
-        override_text(result.values[key]) if key in result.values else "" for key in parameters
-    ]
+    texts = {key: override_text(value) for key, value in result.values.items()}
+    values = [texts.get(key, "") for key in parameters]
     return [result.trial, *measured_cells(result, score, unit), *values]
 
 
@@ -185,14 +184,8 @@ def write_json(path: Path, kind: str, content: Mapping[str, Any]) -> None:
 
 def json_text(kind: str, content: Mapping[str, Any]) -> str:
     """The text of a file that ``write_json`` writes."""
-    return (
-        json.dumps(
-            _strict(without_secrets_in({FORMAT_KEY: FORMATS[kind], **content})),
-            indent=2,
-            allow_nan=False,
-        )
-        + "\n"
-    )
+    strict = _strict(without_secrets_in({FORMAT_KEY: FORMATS[kind], **content}))
+    return f"{json.dumps(strict, indent=2, allow_nan=False)}\n"
 
 
 def _strict(value: Any) -> Any:
@@ -224,7 +217,7 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Front:
-    """Scores by several objectives of the trials that reached the target.
+    """Trials that reached the target and that no other trial beats in all objectives.
 
     Each is one run of the search, not confirmed.
     """
@@ -232,63 +225,52 @@ class Front:
     scales: Mapping[str, ScoreFormat]
     """The score format of each objective, by the objective's name in the configuration."""
     points: Mapping[int, tuple[float, ...]]
-    """The score of a trial by each objective, by trial number."""
-    members: tuple[int, ...]
-    """Trials that no other trial beats in all objectives, sorted by the first objective, best
+    """The trials' scores by each objective, by trial number; sorted by the first objective, best
     first."""
     picks: Mapping[str, int]
     """The trial that each preference picks, by the preference's name."""
+    num_reached: int
+    """Number of trials that reached the target."""
 
     def write(self, path: Path, results: Mapping[int, TrialResult]) -> None:
         """Write the front as CSV: for each trial its score by each objective, the preferences
         that pick it, and its overrides.
         """
+        rows = []
+        for trial, scores in self.points.items():
+            picked_by = [name for name, picked in self.picks.items() if picked == trial]
+            overrides = Suggestion(results[trial].values).as_overrides()
+            rows.append([trial, *scores, " ".join(picked_by), " ".join(overrides)])
         names = [f"{name} ({scale.unit})" for name, scale in self.scales.items()]
-        rows = [
-            [
-                trial,
-                *self.points[trial],
-                " ".join(name for name, picked in self.picks.items() if picked == trial),
-                " ".join(Suggestion(results[trial].values).as_overrides()),
-            ]
-            for trial in self.members
-        ]
         write_csv(path, ["trial", *names, "picked_by", "overrides"], rows)
 
     def lines(self) -> list[str]:
         """Lines on the front's size and on the trial that each preference picks."""
         lines = [
-            f"Pareto front: {len(self.members)} of {len(self.points)} trials that reached the"
+            f"Pareto front: {len(self.points)} of {self.num_reached} trials that reached the"
             f" target, by {', '.join(self.scales)}"
         ]
         width = max(map(len, self.picks))
         for name, trial in self.picks.items():
-            values = zip(self.scales.items(), self.points[trial], strict=True)
-            scores = ", ".join(
-                f"{objective} {scale.format(value)}" for (objective, scale), value in values
-            )
-            lines.append(f"  {name:<{width}}  picks trial {trial}: {scores}")
+            scores = zip(self.scales.items(), self.points[trial], strict=True)
+            words = ", ".join(f"{key} {scale.format(score)}" for (key, scale), score in scores)
+            lines.append(f"  {name:<{width}}  picks trial {trial}: {words}")
         return lines
 
 
 def make_front(objective: Pareto, results: Mapping[int, TrialResult]) -> Front | None:
     """The Pareto front of the trials that REACHED the target; None if no trial did."""
-    reached = [result for result in results.values() if result.outcome is Outcome.REACHED]
-    points = {
-        result.trial: objective.values(result.last) for result in reached if result.last is not None
-    }
-    if not points:
+    reached = [
+        (result.trial, objective.values(result.last))
+        for result in results.values()
+        if result.outcome is Outcome.REACHED and result.last is not None
+    ]
+    if not reached:
         return None
-    trials = list(points)
-    members = tuple(trials[index] for index in pareto_front(list(points.values())))
-    return Front(
-        scales={
-            name: score_format_of(component) for name, component in objective.objectives.items()
-        },
-        points=points,
-        members=members,
-        picks=objective.picks({trial: points[trial] for trial in members}),
-    )
+    points = dict(reached[index] for index in pareto_front([scores for _, scores in reached]))
+    scales = {name: score_format_of(each) for name, each in objective.objectives.items()}
+    picks = objective.picks(points)
+    return Front(scales=scales, points=points, picks=picks, num_reached=len(reached))
 
 
 class StudyTables:
@@ -307,25 +289,24 @@ class StudyTables:
         scores: Mapping[int, float],
         unit: str = SECONDS.unit,
     ) -> None:
-        self._trials, self._trace, self._unit, self._parameters = (
-            folder / "trials.csv",
-            folder / "trace.csv",
-            unit,
-            space.keys,
-        )
+        self._trials, self._trace = folder / "trials.csv", folder / "trace.csv"
+        self._unit, self._parameters = unit, space.keys
         self._began_at = min((result.started_at for result in results), default=time.time())
         self._running: dict[int, tuple[int, float, float]] = {}
         """By trial: its worker, ``started_seconds`` and ``from_train_seconds``."""
         write_trials(self._trials, space, results, scores, unit)
-        rows = _whole_rows(self._trace)
+        is_file = self._trace.is_file()
+        lines = self._trace.read_text(encoding="utf-8", errors="replace") if is_file else ""
+        # one that an earlier process did not finish is left out
+        rows = [line.split(",") for line in lines.splitlines() if _TRACE_ROW.fullmatch(line)]
         self._num_rows = len(rows)
         self._train_seconds = {int(row[1]): float(row[6]) for row in rows}
-        replace_file(self._trace, "".join(f"{','.join(row)}\n" for row in [COLUMNS, *rows]))
+        write_csv(self._trace, COLUMNS, rows)
 
     def trial_started(self, trial: int, overrides: tuple[str, ...]) -> None:
         """Note that a worker begins or resumes a trial."""
         busy = {worker for worker, _, _ in self._running.values()}
-        worker = next(number for number in range(len(busy) + 1) if number not in busy)
+        worker = next(number for number in itertools.count() if number not in busy)
         trained = self._train_seconds.get(trial, 0.0)
         self._running[trial] = (worker, time.time() - self._began_at, trained)
 
@@ -348,42 +329,25 @@ class StudyTables:
     def trial_finished(self, result: TrialResult, score: float | None) -> None:
         """Write the rows of a trial that ended."""
         self._end(result.trial, result.outcome)
-        _append_row(self._trials, _trial_row(result, score, self._unit, self._parameters), "\r\n")
+        _append_row(self._trials, _trial_row(result, score, self._unit, self._parameters))
 
     def _end(self, trial: int, outcome: str) -> None:
         """End the stretch of a trial, unless it was paused and so has its last row already."""
         if trial in self._running:
             worker, started, trained_before = self._running.pop(trial)
-            seconds = (started, time.time() - self._began_at, trained_before)
-            trained = self._train_seconds.get(trial, 0.0)
-            row = (self._num_rows, trial, worker, *seconds, trained, outcome)
-            _append_row(self._trace, row, "\n")
+            stopped, trained = time.time() - self._began_at, self._train_seconds.get(trial, 0.0)
+            row = [self._num_rows, trial, worker, started, stopped, trained_before, trained]
+            _append_row(self._trace, [*row, outcome])
             self._num_rows += 1
 
 
-def _whole_rows(path: Path) -> list[list[str]]:
-    """The rows of a ``trace.csv`` that an earlier process left, without what it did not finish
-    or what is no row.
-    """
-    rows = []
-    for line in (
-        path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ()
-    ):
-        row = line.split(",")
-        with suppress(ValueError):
-            _ = [int(number) for number in row[:3]], [float(number) for number in row[3:7]]
-            if len(row) == len(COLUMNS):
-                rows.append(row)
-    return rows
-
-
-def _append_row(path: Path, row: Sequence[object], line_end: str) -> None:
+def _append_row(path: Path, row: Sequence[object]) -> None:
     """Append a row to a CSV file.
 
     One that cannot be written is told in the log, since the study's storage has all that it says.
     """
     try:
         with appending(path) as file:
-            csv.writer(file, lineterminator=line_end).writerow(row)
+            csv.writer(file).writerow(row)
     except (FileError, OSError) as error:
         logger.warning("%s lacks a row (%s); the study goes on", path, error)

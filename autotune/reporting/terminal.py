@@ -28,15 +28,12 @@ from autotune.reporting.scores import (
     SECONDS,
     ArmScores,
     ScoreFormat,
+    counted,
     describe_arm,
     describe_ratio,
     describe_reached,
     format_seconds,
 )
-
-_MAX_SPOILT_TOLD = 3
-"""Trainings with spoilt times that are told one by one, before they would fill the screen of a
-busy machine."""
 
 
 class StudyDisplay:
@@ -64,20 +61,15 @@ class StudyDisplay:
         best: tuple[int, float] | None = None,
         scale: ScoreFormat = SECONDS,
     ) -> None:
-        self._title, self._target, self._num_trials, self._seconds = (
-            title,
-            target,
-            num_trials,
-            time_budget_seconds,
-        )
+        self._title, self._target, self._num_trials = title, target, num_trials
+        self._seconds = time_budget_seconds
         self._console = console or Console()
         self._best, self._scale = best, scale
         self._running: dict[int, tuple[Sequence[str], Evaluation | None]] = {}
         self._paused = dict(paused)
         self._outcomes = Counter(outcomes)
-        self._began_at, self._num_started = time.monotonic(), 0
+        self._began_at, self._num_spoilt = time.monotonic(), 0
         self._live: Live | None = None
-        self._num_spoilt, self._num_retaken = 0, 0
 
     def __enter__(self) -> Self:
         self._began_at = time.monotonic()
@@ -91,12 +83,7 @@ class StudyDisplay:
             )
             self._live.start(refresh=True)
         else:
-            limit = (
-                ""
-                if self._seconds is None
-                else f", at most {format_seconds(max(0.0, self._seconds))} of search"
-            )
-            self.note(f"{self._title}: target {self._target}, {self._num_done}{limit}")
+            self.note(f"{self._title}: target {self._target}, {self._num_done}{self._time_left}")
         return self
 
     def __exit__(
@@ -108,17 +95,14 @@ class StudyDisplay:
         if self._live is not None:
             self._live.stop()
             self._live = None
-        if self._num_spoilt > _MAX_SPOILT_TOLD:
-            kept = self._num_spoilt - self._num_retaken
+        if self._num_spoilt > 3:
             self.note(
-                f"other programs spoilt the times of {self._num_spoilt} trainings:"
-                f" {self._num_retaken} trained again, {kept} marked; end them, or keep such times"
-                " with search.max_retakes=0 (docs/measuring.md)"
+                f"other programs spoilt the times of {self._num_spoilt} trainings; end them, or"
+                " keep such times with search.max_retakes=0 (docs/measuring.md)"
             )
 
     def trial_started(self, trial: int, overrides: Sequence[str]) -> None:
         """Show a trial that was handed to a worker; a resumed one keeps its last evaluation."""
-        self._num_started += trial not in self._paused
         self._running[trial] = self._paused.pop(trial, (overrides, None))
 
     def evaluated(self, trial: int, evaluation: Evaluation) -> None:
@@ -143,7 +127,6 @@ class StudyDisplay:
         again.
         """
         self._forget(trial)
-        self._num_retaken += 1
         self._spoilt(f"trial {trial}  CONTENDED: {why}; its configuration is tried again")
 
     def trial_finished(self, result: TrialResult, score: float | None) -> None:
@@ -153,21 +136,17 @@ class StudyDisplay:
         """
         self._forget(result.trial)
         self._outcomes[result.outcome] += 1
-        improved = (
-            score is not None
-            and math.isfinite(score)
-            and (self._best is None or score < self._best[1])
-        )
-        if improved and score is not None:
+        is_best = score is not None and score < (math.inf if self._best is None else self._best[1])
+        if is_best and score is not None:
             self._best = (result.trial, score)
-        if self._live is None or improved or result.outcome is Outcome.ERRORED:
+        if self._live is None or is_best or result.outcome is Outcome.ERRORED:
             self.note(self._line(result, score))
         if result.contention is not None:
             self._spoilt(f"trial {result.trial}  marked: {result.contention}")
 
     def note(self, line: str) -> None:
         """Print a line of text above the live table, where it stays."""
-        self._console.print(Text(printable(line)), soft_wrap=True)
+        print_line(self._console, line)
 
     def _forget(self, trial: int) -> None:
         self._running.pop(trial, None)
@@ -178,7 +157,7 @@ class StudyDisplay:
         how often.
         """
         self._num_spoilt += 1
-        if self._num_spoilt <= _MAX_SPOILT_TOLD:
+        if self._num_spoilt <= 3:
             self.note(line)
 
     def _line(self, result: TrialResult, score: float | None) -> str:
@@ -211,19 +190,10 @@ class StudyDisplay:
 
     @property
     def _time_left(self) -> str:
-        """The time that the search still takes at its pace so far, in words.
-
-        Empty while that cannot be told.
-        """
-        elapsed = time.monotonic() - self._began_at
-        left = math.inf if self._seconds is None else max(0.0, self._seconds - elapsed)
-        if self._num_trials is not None and self._num_started >= 5:  # fewer tell no pace
-            num_left = max(
-                0,
-                self._num_trials - self._outcomes.total() - len(self._paused) - len(self._running),
-            )
-            left = min(left, num_left * elapsed / self._num_started)
-        return f"about {format_seconds(left)} of search left" if math.isfinite(left) else ""
+        if self._seconds is None:
+            return ""
+        left = max(0.0, self._seconds - (time.monotonic() - self._began_at))
+        return f", at most {format_seconds(left)} of search left"
 
     def _render(self) -> RenderableType:
         # Called by the refreshing thread: the dict is copied in one step, since the study adds and
@@ -254,12 +224,14 @@ class StudyDisplay:
         lines = [
             Text(f"and {len(running) - room} more running", "dim") if len(running) > room else None,
             Text(" · ").join(outcomes) if outcomes else Text("no trial has finished yet", "dim"),
-            Text(
-                f"{self._best_so_far} ·"
-                f" {', '.join(filter(None, [self._num_done, self._time_left]))}"
-            ),
+            Text(f"{self._best_so_far} · {self._num_done}{self._time_left}"),
         ]
         return Group(head, table, *filter(None, lines))
+
+
+def print_line(console: Console, line: str, style: str = "") -> None:
+    """Print a line of text, whole and as it is."""
+    console.print(Text(printable(line), style=style), soft_wrap=True)
 
 
 def output_console() -> Console:
@@ -291,40 +263,24 @@ def verdict_rows(
     rows, scale = [("baseline", describe_arm(baseline))], baseline.scale
     better, worse = ("faster", "slower") if scale.is_time else ("better", "worse")
     if chosen is None:
-        return [
-            *rows,
-            ("best", "the baseline: no other configuration reached the target in the search"),
-        ]
+        why = "no other configuration reached the target in the search"
+        return [*rows, ("best", f"the baseline: {why}")]
     if not is_exported:
         rows.append(("best", f"no configuration was shown to be {better} than the baseline"))
     rows.append(("best" if is_exported else "closest", f"{describe_arm(chosen)}, {chosen.label}"))
-    rows += _named("overrides", overrides)
-    pairs = (
-        ""
-        if speed_up is None
-        else f", n = {'1 pair' if speed_up.num_pairs == 1 else f'{speed_up.num_pairs} pairs'}"
-    )
+    rows += [("" if index else "overrides", value) for index, value in enumerate(overrides)]
+    pairs = "" if speed_up is None else f", n = {counted(speed_up.num_pairs, 'pair')}"
     rows.append((scale.gain, f"{describe_ratio(speed_up)}{pairs}, {describe_reached(chosen)}"))
     if speed_up is not None and not speed_up.is_resolved:
-        why = (
-            "a single pair has no interval"
-            if speed_up.num_pairs == 1
-            else "the interval includes 1"
-        )
+        is_single = speed_up.num_pairs == 1
+        why = "a single pair has no interval" if is_single else "the interval includes 1"
         rows.append(("", f"{why}: not shown to be {better} than the baseline, nor {worse}"))
     if speed_up is not None and speed_up.high < 1:
         rows.append(("", f"{worse} than the baseline"))
-    return rows + _named(
-        "others",
-        [
-            f"{arm.label}: {describe_arm(arm) if arm.runs else 'no runs'}, {why}"
-            for arm, why in others
-        ],
-    )
-
-
-def _named(name: str, values: Sequence[str]) -> list[tuple[str, str]]:
-    return [("" if index else name, value) for index, value in enumerate(values)]
+    for index, (arm, why) in enumerate(others):
+        scores = describe_arm(arm) if arm.runs else "no runs"
+        rows.append(("" if index else "others", f"{arm.label}: {scores}, {why}"))
+    return rows
 
 
 def print_summary(
@@ -343,16 +299,17 @@ def print_summary(
         advice: what would make a better result likelier.
         commands: pairs of a purpose and the command for it, as it is typed.
     """
-    lines = [
-        Text(title, "bold"),
-        *(Text.assemble((f"  {name:<10}", "dim"), printable(value)) for name, value in rows),
-    ]
-    if advice:
-        lines.append(Text(f"\n{printable(advice)}"))
-    for purpose, command in commands:
-        lines += [Text(f"\n{printable(purpose)}:"), Text(f"  {command}", "cyan")]
-    for line in lines:
+    print_line(console, title, "bold")
+    for name, value in rows:
+        line = Text.assemble((f"  {name:<10}", "dim"), printable(value))
         console.print(line, soft_wrap=True)
+    if advice:
+        print_line(console, "")
+        print_line(console, advice)
+    for purpose, command in commands:
+        print_line(console, "")
+        print_line(console, f"{purpose}:")
+        print_line(console, f"  {command}", "cyan")
 
 
 def format_metric(metric: float) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from autotune.reporting.drawing import Chart, axis_scale, counted, shorten, write_charts
+from autotune.reporting.drawing import Chart, axis_scale, shorten, write_charts
+from autotune.reporting.scores import counted
 from benchmarks.search_peers.scores import BUDGETS, PolicySummary
 
 _OWN = "freeze_thaw"

@@ -103,7 +103,7 @@ def test_a_log_has_one_plain_line_for_each_event() -> None:
     assert text.splitlines() == [
         (
             "cnn · study cnn-1: target accuracy >= 0.94, 0 of 10 trials done, at most 60 min 00 s"
-            " of search"
+            " of search left"
         ),
         "trial 0  REACHED  12.3 s  accuracy 0.9123  best 12.3 s (trial 0)",
         "trial 1  CAPPED  12.5 s  accuracy 0.9123  best 12.3 s (trial 0)",
@@ -132,8 +132,8 @@ def test_a_busy_machine_does_not_fill_the_screen() -> None:
             f"trial {trial}  CONTENDED: it waited; its configuration is tried again"
             for trial in range(3)
         ),
-        "other programs spoilt the times of 6 trainings: 5 trained again, 1 marked; end them,"
-        " or keep such times with search.max_retakes=0 (docs/measuring.md)",
+        "other programs spoilt the times of 6 trainings; end them, or keep such times with"
+        " search.max_retakes=0 (docs/measuring.md)",
     ]
 
 
