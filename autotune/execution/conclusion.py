@@ -30,7 +30,7 @@ from autotune.measurement import TrialResult, differing_devices
 from autotune.objective import Pareto
 from autotune.outcome import Outcome
 from autotune.recording import write_recording
-from autotune.reporting.failures import EndedTrial, gathered_failures
+from autotune.reporting.failures import gathered_failures
 from autotune.reporting.scores import (
     describe_ratio,
     describe_reached,
@@ -48,7 +48,7 @@ from autotune.reporting.study_files import (
 )
 from autotune.reporting.terminal import format_metric, print_summary, verdict_rows
 from autotune.search.curve_model import wait_for_import
-from autotune.space import Suggestion, override_text
+from autotune.space import Suggestion
 from autotune.tracking.tracker import StudyEnd, browse_command
 from autotune.training.capabilities import versions
 
@@ -248,15 +248,7 @@ def _print_result(
             f"all {len(results)} trials failed in the code they train; the first:",
             results[0].error or "",
         )
-    ended = [
-        EndedTrial(
-            {key: override_text(value) for key, value in result.values.items()},
-            result.outcome,
-            result.error_line,
-        )
-        for result in results
-    ]
-    for line in gathered_failures(ended, plan.space.choices):
+    for line in gathered_failures(results, plan.space.choices):
         _say(live, line, style="yellow")
     if confirmation.best is None if confirmation else not policy.scores:
         _say_nothing_reached(live, results, confirmation)
@@ -408,6 +400,7 @@ def summary_json(live: LiveStudy, confirmation: Confirmation | None) -> dict[str
         "config_dirs": [str(Path(folder).absolute()) for folder in plan.composer.config_dirs],
         "allowed_targets": list(plan.composer.allowed_targets),
         "outcomes": _outcomes(results),
+        "failures": gathered_failures(results, plan.space.choices),
         "num_trials": len(results),
         "train_seconds_spent": _train_seconds(results),
         "wall_seconds": busy_seconds(everything),

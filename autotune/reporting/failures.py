@@ -5,27 +5,18 @@ A study goes on when trials fail, and announces a winner. Where all trials with 
 raised the same error, that winner is the best of the other options only.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
 
+from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
+from autotune.space import override_text
 
 _FAILURES = (Outcome.ERRORED, Outcome.OUT_OF_MEMORY, Outcome.INVALID)
 """Outcomes of trials that could not be trained; one that diverged was."""
 
 
-class EndedTrial(NamedTuple):
-    """What of a trial tells whether its failure has to do with an option."""
-
-    values: Mapping[str, str]
-    """Text of each value, by config key."""
-    outcome: Outcome
-    error: str
-    """Its error in one line; empty without one."""
-
-
-def gathered_failures(trials: Iterable[EndedTrial], choices: Collection[str]) -> list[str]:
+def gathered_failures(results: Iterable[TrialResult], choices: Collection[str]) -> list[str]:
     """A line for each option of which every trial failed, at least two, while few others did: with
     counts and causes.
 
@@ -34,41 +25,32 @@ def gathered_failures(trials: Iterable[EndedTrial], choices: Collection[str]) ->
     Args:
         choices: config keys of the search space's choices, outer ones first.
     """
-    left, lines = list(trials), []
+    remaining, lines = list(results), []
     for key in choices:
-        of_options: dict[str | None, list[EndedTrial]] = {}
-        for trial in left:
-            of_options.setdefault(trial.values.get(key), []).append(trial)
-        for option, having in of_options.items():
-            others_failed = [
-                trial.outcome in _FAILURES for trial in left if trial.values.get(key) != option
-            ]
-            is_told = (
-                len(having) >= 2 and others_failed and sum(others_failed) <= len(others_failed) / 4
-            )
-            if (
-                option is not None
-                and is_told
-                and all(trial.outcome in _FAILURES for trial in having)
-            ):
+        options = defaultdict(list)
+        for result in remaining:
+            if key in result.values:
+                options[override_text(result.values[key])].append(result)
+        for option, trials in options.items():
+            numbers = {result.trial for result in trials}
+            others = [result for result in remaining if result.trial not in numbers]
+            num_failed = sum(result.outcome in _FAILURES for result in others)
+            is_told = len(trials) >= 2 and others and num_failed <= len(others) / 4
+            if is_told and all(result.outcome in _FAILURES for result in trials):
                 lines.append(
-                    f"{key}={option}: all of {len(having)} trials failed ({_causes(having)}); it"
+                    f"{key}={option}: all of {len(trials)} trials failed ({_causes(trials)}); it"
                     " was not explored"
                 )
-                left = [trial for trial in left if trial.values.get(key) != option]
+                remaining = others
     return lines
 
 
-def _causes(failed: Sequence[EndedTrial]) -> str:
+def _causes(failed: Sequence[TrialResult]) -> str:
     causes = []
-    for outcome, count in Counter(trial.outcome for trial in failed).most_common():
-        error, _ = Counter(trial.error for trial in failed if trial.outcome == outcome).most_common(
-            1
-        )[0]
+    for outcome, count in Counter(result.outcome for result in failed).most_common():
+        errors = Counter(result.error_line for result in failed if result.outcome is outcome)
+        [(error, _)] = errors.most_common(1)
+        is_told = error and outcome is not Outcome.OUT_OF_MEMORY
         shortened = error if len(error) <= 120 else f"{error[:120]}..."
-        causes.append(
-            f"{count} {outcome}: {shortened}"
-            if error and outcome != Outcome.OUT_OF_MEMORY
-            else f"{count} {outcome}"
-        )
+        causes.append(f"{count} {outcome}{f': {shortened}' if is_told else ''}")
     return ", ".join(causes)

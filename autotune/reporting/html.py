@@ -25,7 +25,6 @@ from autotune.reporting.drawing import (
     value_text,
     write_charts,
 )
-from autotune.reporting.failures import EndedTrial, gathered_failures
 from autotune.reporting.scores import (
     counted,
     describe_arm,
@@ -86,12 +85,6 @@ def _page(study: ConcludedStudy, effects: Effects | None, charts: Mapping[str, C
     }
     target, trials = study.recording.target, study.trials
     measured = trials[trials.metric.notna()]
-    ended = [
-        EndedTrial({key: text for key, text in values.items() if text}, trial.outcome, trial.error)
-        for trial, values in zip(
-            trials.itertuples(), study.parameters.to_dict("records"), strict=True
-        )
-    ]
     return environment.get_template("report.html.jinja").render(
         study=study,
         summary=study.summary,
@@ -104,7 +97,6 @@ def _page(study: ConcludedStudy, effects: Effects | None, charts: Mapping[str, C
         else trials.loc[measured.metric.map(target.shortfall).idxmin()],
         cost_seconds=study.summary.get("wall_seconds")
         or float(trials.stopped_at.max() - trials.started_at.min()),
-        failures=gathered_failures(ended, study.recording.space.choices),
         charts=charts,
         min_trials=MIN_TRIALS,
         num_evaluated=None if effects is None else effects.num_trials,

@@ -1,26 +1,31 @@
 """Options that a study's failures gather on: which are told, and what is said of them."""
 
+import itertools
 from collections.abc import Sequence
 
 import pytest
 
+from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
-from autotune.reporting.failures import EndedTrial, gathered_failures
+from autotune.reporting.failures import gathered_failures
+from tests.support.records import make_result
 
 CHOICES = ["mixed", "optimizer"]
 ERROR = "ValueError: AcceleratorState has already been initialized"
 
 
-def trials(*groups: tuple[int, str, str, Outcome, str]) -> list[EndedTrial]:
-    """So many trials of each group, with its values of ``mixed`` and ``optimizer``, and a
-    learning rate of their own.
-    """
+def trials(*groups: tuple[int, str, str, Outcome, str]) -> list[TrialResult]:
+    """So many trials of each group, with its values of ``mixed`` and ``optimizer``."""
+    numbers = itertools.count()
     return [
-        EndedTrial(
-            {"mixed": mixed, "optimizer": optimizer, "lr": f"{group}.{number}"}, outcome, error
+        make_result(
+            next(numbers),
+            outcome,
+            values={"mixed": mixed, "optimizer": optimizer},
+            error=error or None,
         )
-        for group, (count, mixed, optimizer, outcome, error) in enumerate(groups)
-        for number in range(count)
+        for count, mixed, optimizer, outcome, error in groups
+        for _ in range(count)
     ]
 
 
@@ -68,5 +73,5 @@ def test_two_options_that_fail_for_reasons_of_their_own_are_told_apart() -> None
     ],
     ids=["no trial", "all failed", "one failure", "diverged", "scattered"],
 )
-def test_nothing_is_told_of_failures_that_gather_nowhere(ended: Sequence[EndedTrial]) -> None:
+def test_nothing_is_told_of_failures_that_gather_nowhere(ended: Sequence[TrialResult]) -> None:
     assert gathered_failures(ended, CHOICES) == []

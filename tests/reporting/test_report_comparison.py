@@ -105,10 +105,6 @@ def times(*seconds: float, missed: Collection[int] = (), steps: int = 100) -> li
 
 
 PLAIN = compared(times(4.0, 6.0, 5.0), times(2.0, 3.0, 2.5, steps=50))
-THREE = replace(
-    PLAIN,
-    configurations=(*PLAIN.configurations, side("c", times(6.0, 4.0, 5.0), "optimizer.lr=0.3")),
-)
 WORKERS = replace(
     PLAIN,
     configurations=(
@@ -119,7 +115,6 @@ WORKERS = replace(
 )
 COMPARISONS: Mapping[str, Comparison] = {
     "plain": PLAIN,
-    "three sides": THREE,
     "workers": WORKERS,
     "a fell short": compared(times(4.0, 6.0, missed=[0]), times(2.0, 3.0)),
     "a never reached": compared(times(4.0, 6.0, missed=[0, 1]), times(2.0, 3.0)),
@@ -129,7 +124,6 @@ COMPARISONS: Mapping[str, Comparison] = {
     "all crashed": compared([CRASHED, CRASHED], [CRASHED, CRASHED]),
     "no run": compared([], [], num_seeds=5),
     "one run": compared(times(3.0), [], num_seeds=5),
-    "a long way apart": compared(times(100.0, 120.0), times(0.01, 0.02)),
 }
 
 
@@ -149,7 +143,9 @@ def chart(comparison: Comparison) -> Chart:
 def test_every_comparison_has_its_chart_and_table(name: str, tmp_path: Path) -> None:
     [path] = write_charts(tmp_path / "new", [chart(COMPARISONS[name])])
     assert "NaN" not in path.read_text().partition("Plotly.newPlot")[2]
-    assert printed(COMPARISONS[name])[-1] == "  folder  outputs/compare-cnn-1"
+    said = printed(COMPARISONS[name])
+    assert said[-1] == "  folder  outputs/compare-cnn-1"
+    assert ("  interrupted after 1 of 10 runs" in said) == (name == "one run")
 
 
 def test_the_chart_shows_every_run_and_what_a_success_costs() -> None:
@@ -218,32 +214,20 @@ def test_sides_that_differ_in_their_workers_alone_have_an_efficiency() -> None:
     assert "  samples a step             64      64     256" in said
 
 
-def test_an_interrupted_comparison_says_so() -> None:
-    assert "  interrupted after 1 of 10 runs" in printed(COMPARISONS["one run"])
-
-
-@pytest.mark.parametrize("is_terminal", [False, True])
-def test_a_display_has_a_line_for_each_run_that_ended(
-    monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool
-) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
+def test_a_display_has_a_line_for_each_run_that_ended() -> None:
     file = StringIO()
-    console = Console(file=file, width=120, force_terminal=is_terminal, color_system=None)
+    console = Console(file=file, width=120, force_terminal=False)
     shown = RunsDisplay(console, TARGET, SECONDS, noun="confirmation run", num_ended=3)
     with shown.status:
         shown.started("baseline (claim)")
         shown.evaluated("baseline (claim)", run(4.0).evaluations[0])
         shown.ended("baseline (claim)", 8, run(4.0), RunScore(4.0, reached=True))
         shown.ended("trial 5 (claim)", 8, CRASHED, RunScore(None, reached=False))
-    lines = [
+    assert file.getvalue().splitlines() == [
         "confirmation run 4 of 8  baseline (claim)  REACHED  4.00 s  100 steps  40 ms a step"
         "  accuracy 0.95",
         "confirmation run 5 of 8  trial 5 (claim)  ERRORED  no time  boom",
     ]
-    if is_terminal:
-        assert [line for line in lines if line not in file.getvalue()] == []
-    else:
-        assert file.getvalue().splitlines() == lines
 
 
 def test_files_hold_every_run_in_the_order_they_were_made(tmp_path: Path) -> None:

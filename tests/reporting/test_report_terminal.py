@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from autotune.confirm.statistics import Claim, Ratio, RunScore
+from autotune.confirm.statistics import Ratio, RunScore
 from autotune.measurement import Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.reporting.scores import ArmScores
@@ -137,32 +137,7 @@ def test_a_busy_machine_does_not_fill_the_screen() -> None:
     ]
 
 
-def test_a_terminal_shows_the_running_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    file = StringIO()
-    with display(
-        Console(file=file, width=100, height=30, force_terminal=True, color_system=None)
-    ) as shown:
-        shown.trial_started(4, ["optimizer=sgd", "model.widths=[64,128]", "optimizer.lr=0.123456"])
-        shown.evaluated(4, EVALUATION)
-        shown.trial_finished(finished(3, Outcome.REACHED), 12.34)
-        shown.trial_finished(finished(2, Outcome.CAPPED), None)
-    text = file.getvalue()
-    assert "optimizer=sgd widths=[64,128] lr=0.123" in text
-    for part in (
-        "1.5",
-        "0.9123",
-        "12.0",
-        "REACHED 1 · CAPPED 1",
-        "best 12.3 s (trial 3)",
-        "2 of 10 trials done",
-    ):
-        assert part in text, part
-    assert "trial 3  REACHED" in text, "a new best leaves a line that stays"
-    assert "trial 2  CAPPED" not in text
-
-
-def test_a_resumed_study_shows_the_trials_of_earlier_processes(
+def test_a_terminal_shows_running_trials_and_those_of_earlier_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -174,15 +149,23 @@ def test_a_resumed_study_shows_the_trials_of_earlier_processes(
         time_budget_seconds=None,
         outcomes={Outcome.CAPPED: 4, Outcome.REACHED: 1},
         paused={5: (["lr=0.1"], EVALUATION), 6: (["lr=0.2"], None)},
-        best=(3, 9.0),
+        best=(3, 13.0),
         console=Console(file=file, width=100, height=30, force_terminal=True, color_system=None),
     ) as shown:
+        shown.trial_started(4, ["optimizer=sgd", "model.widths=[64,128]", "optimizer.lr=0.123456"])
         shown.trial_started(5, ["lr=0.1"])
-    last = file.getvalue().rpartition("trial")[0]
-    assert "5 of 10 trials done" in last
-    assert "REACHED 1 · CAPPED 4 · paused 1" in last
-    assert "best 9.00 s (trial 3)" in last
-    assert "0.9123" in last, "a trial that was paused shows its last evaluation"
+        shown.trial_finished(finished(7, Outcome.REACHED), 12.34)
+        shown.trial_finished(finished(8, Outcome.CAPPED), None)
+    text = file.getvalue()
+    for part in (
+        "optimizer=sgd widths=[64,128] lr=0.123",
+        "0.9123",  # a trial that was paused shows its last evaluation
+        "REACHED 2 · CAPPED 5 · paused 1",
+        "best 12.3 s (trial 7) · 7 of 10 trials done",
+        "trial 7  REACHED",  # a new best leaves a line that stays
+    ):
+        assert part in text, part
+    assert "trial 8  CAPPED" not in text
 
 
 def test_the_summary_compares_and_says_what_to_type_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,19 +202,7 @@ def test_the_summary_compares_and_says_what_to_type_next(monkeypatch: pytest.Mon
             "slower than the baseline",
         ),
         ({"chosen": None}, "the baseline: no other configuration reached the target in the search"),
-        (
-            {
-                "speed_up": Ratio(
-                    ratio=3.1, low=2.9, high=math.inf, num_pairs=2, claim=Claim.AT_LEAST
-                )
-            },
-            "at least 3.10x",
-        ),
         ({"speed_up": None}, "speed-up  not measured"),
-        (
-            {"speed_up": Ratio(ratio=4.55, low=0.0, high=15083.54, num_pairs=2)},
-            "speed-up  not shown, n = 2 pairs",
-        ),
         (
             {"speed_up": Ratio(ratio=4.55, low=0.0, high=math.inf, num_pairs=1)},
             "a single pair has no interval: not shown to be faster",
@@ -243,9 +214,7 @@ def test_the_summary_claims_no_more_than_was_measured(
 ) -> None:
     lines = summary(**changed)
     assert any(expected in line for line in lines)
-    assert not [line for line in lines if "4.55" in line or "15083" in line or "9.00" in line], (
-        "a ratio that shows nothing is no number"
-    )
+    assert not [line for line in lines if "4.55" in line], "a ratio that shows nothing is no number"
 
 
 @pytest.mark.parametrize(
