@@ -1,6 +1,6 @@
 """What counts as too much else on a machine, by numbers.
 
-How it is counted is in tests/execution/test_watch.py.
+How it is counted is in tests/execution/test_watchdog.py.
 """
 
 from typing import Any

@@ -3,14 +3,12 @@ line.
 """
 
 import json
-import math
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,9 +19,7 @@ from autotune.recording import read_recording
 from autotune.reporting.concluded_study import read_concluded_study
 from autotune.reporting.study_files import StudyTables, read_summary
 from autotune.space import SearchSpace
-from autotune.training.checkpoint import read_state, save_state
-from autotune.training.state_files import STATE_FILE
-from tests.support.fuzz import examples
+from tests.support.fuzz import changed_bytes, examples
 
 FIRST_VERSION = Path(__file__).parent / "recorded" / "first_version"
 WEIRD = st.recursive(
@@ -39,23 +35,6 @@ WEIRD = st.recursive(
     max_leaves=6,
 )
 """Plain data of any kind."""
-
-
-@st.composite
-def changed_bytes(draw: st.DrawFn, content: bytes) -> bytes:
-    """Bytes with a part cut out, written over, doubled or put in, up to four times."""
-    for _ in range(draw(st.integers(1, 4))):
-        begin = draw(st.integers(0, len(content)))
-        end = min(len(content), begin + draw(st.integers(0, 64)))
-        put = draw(
-            st.binary(max_size=24)
-            | st.just(content[begin:end] * 2)
-            | st.sampled_from([b"\0" * 40, b"[" * 3000, b"&a [*a]", b"\xff"])
-        )
-        content = content[:begin] + put + content[end:]
-        if draw(st.integers(0, 9)) == 0:
-            content = content[: draw(st.integers(0, len(content)))]
-    return content
 
 
 @st.composite
@@ -112,21 +91,6 @@ def read_with(folder: Path, name: str, content: bytes, read: Callable[[], object
         path.write_bytes(kept)
 
 
-@pytest.mark.parametrize("name", ["study.yaml", "space.yaml", "trials.parquet", "curves.parquet"])
-@examples(20)
-@given(st.data())
-def test_a_recording_with_changed_bytes_is_read_or_refused_in_one_line(
-    folder: Path, name: str, data: st.DataObject
-) -> None:
-    path = folder / "recording" / name
-    read_with(
-        path.parent,
-        name,
-        data.draw(changed_bytes(path.read_bytes())),
-        lambda: read_recording(path.parent),
-    )
-
-
 @pytest.mark.parametrize("name", ["study.yaml", "space.yaml"])
 @examples(30)
 @given(st.data())
@@ -158,7 +122,7 @@ def test_result_files_with_changed_bytes_are_read_or_refused_in_one_line(
     read_with(folder, name, data.draw(changed_bytes((folder / name).read_bytes())), read)
 
 
-@examples(40)
+@examples(20)
 @given(st.data())
 def test_a_summary_with_changed_values_is_read_or_refused_in_one_line(
     folder: Path, data: st.DataObject
@@ -172,33 +136,3 @@ def test_a_summary_with_changed_values_is_read_or_refused_in_one_line(
         read_concluded_study(folder)
 
     read_with(folder, "summary.json", content, read)
-
-
-@pytest.fixture(scope="module")
-def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("state")
-    moments = {0: {"step": torch.tensor(3.0), "exp_avg": torch.arange(6.0).reshape(2, 3)}}
-    save_state(
-        folder,
-        {
-            "step": 7,
-            "evaluation": {"metric": math.nan, "outcome": None},
-            "parts": {"optimizer": {"state": moments}},
-            "l": [1, (2,)],
-        },
-    )
-    return folder
-
-
-@examples(40)
-@given(st.data())
-def test_a_state_with_changed_bytes_is_read_or_refused_in_one_line(
-    state_folder: Path, data: st.DataObject
-) -> None:
-    path = state_folder / STATE_FILE
-    read_with(
-        state_folder,
-        STATE_FILE,
-        data.draw(changed_bytes(path.read_bytes())),
-        lambda: read_state(state_folder),
-    )

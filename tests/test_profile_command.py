@@ -6,35 +6,18 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from autotune.config.command_line import EXIT_BAD_INPUT, run_command
 from autotune.errors import ConfigError
 from autotune.profile import profile_command
+from tests.support.toy import TOY
 
 pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-
-
-def bright_images(**of_the_digits: Any) -> dict[str, Any]:
-    targets = torch.arange(64) % 2
-    pair = (targets.float().view(-1, 1, 1, 1).expand(-1, 1, 8, 8).contiguous(), targets)
-    return {"train": pair, "validation": pair}
-
-
-def own_training() -> Iterator[Mapping[str, Any]]:
-    yield {"metric": 0.25}
-
-
-def hungry_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """A loss that finds no memory."""
-    raise MemoryError
 
 
 @pytest.fixture
@@ -44,15 +27,7 @@ def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     Its search path of modules is given back after the test.
     """
     monkeypatch.setattr(sys, "path", [*sys.path])
-    return [
-        "experiment=cnn",
-        "device=cpu",
-        "batch_size=16",
-        f"allowed_targets=[{__name__}]",
-        f"data._target_={__name__}.bright_images",
-        "model.widths=[4]",
-        f"study.folder={tmp_path / 'profiles'}",
-    ]
+    return [*TOY, f"study.folder={tmp_path / 'profiles'}"]
 
 
 def test_a_profile_is_printed_and_kept(
@@ -104,7 +79,7 @@ def test_a_training_function_of_ones_own_leaves_nothing_behind(
     toy: list[str], tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="training: a function has no steps"):
-        profile_command([*toy, f"training={{_target_: {__name__}.own_training}}"])
+        profile_command([*toy, "training={_target_: tests.support.toy.own_training}"])
     assert list((tmp_path / "profiles").iterdir()) == []
 
 
@@ -112,7 +87,7 @@ def test_running_out_of_memory_is_one_line(
     toy: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
-        run_command(profile_command, [*toy, f"loss._target_={__name__}.hungry_loss"])
+        run_command(profile_command, [*toy, "loss._target_=tests.support.toy.hungry_loss"])
         == EXIT_BAD_INPUT
     )
     assert capsys.readouterr().err.startswith(

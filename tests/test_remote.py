@@ -17,7 +17,6 @@ from fsspec.registry import known_implementations
 
 from autotune.errors import ConfigError, DataError
 from autotune.remote import (
-    cache_folder,
     check_listens,
     download_files,
     fetched,
@@ -183,12 +182,6 @@ def test_data_sets_are_the_same_from_a_path_and_from_a_url(
     assert (here["train"][0] == there["train"][0]).all()
     kept = {path.name for path in cache.rglob("*.txt")}
     assert kept == {"a.txt", "b.txt"}, "the third text is past data.max_characters"
-
-
-def test_the_cache_lies_where_caches_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AUTOTUNE_CACHE", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert cache_folder() == Path("/caches/autotune")
 
 
 def test_clocks_stand_still_while_a_file_is_fetched_and_go_on_after_a_failure(

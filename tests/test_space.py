@@ -105,6 +105,11 @@ def ask(space: SearchSpace, seed: int = 0) -> tuple[optuna.Study, optuna.Trial, 
         ),
         ({"a b": [1]}, "a b: is not a config key, such as optimizer.lr"),
         ([1], "the file: found [1], not a mapping from config key to domain"),
+        (
+            {"o": {"type": "choice", "choices": {"a": {"lr": [1]}}}, "lr": [2]},
+            "lr: stands twice (beneath o, lr); accepted is a key once among what can be open"
+            " together",
+        ),
     ],
 )
 def test_a_mistake_is_refused_with_file_key_what_was_found_and_what_is_accepted(
@@ -125,31 +130,6 @@ def test_a_key_in_two_files_is_refused_with_both_files() -> None:
         == "runtime.yaml: lr: is also in cnn.yaml; accepted is each key once in an experiment's"
         " search_space"
     )
-
-
-@pytest.mark.parametrize(
-    ("mapping", "message"),
-    [
-        (
-            {"o": {"type": "choice", "choices": {"a": {"lr": [1]}}}, "lr": [2]},
-            (
-                "cnn.yaml: lr: stands twice (beneath o, lr); accepted is a key once among what can"
-                " be open together"
-            ),
-        ),
-        (
-            {"o": {"type": "choice", "choices": {"a": {"o": [1]}}}},
-            (
-                "cnn.yaml: o: stands twice (o, beneath o); accepted is a key once among what can be"
-                " open together"
-            ),
-        ),
-    ],
-)
-def test_a_key_that_two_open_parameters_share_is_refused(mapping: Any, message: str) -> None:
-    with pytest.raises(SearchSpaceError) as refused:
-        SearchSpace.from_mapping(mapping, "cnn.yaml")
-    assert str(refused.value) == message
 
 
 def test_a_number_in_the_form_that_yaml_reads_as_text_is_a_number() -> None:

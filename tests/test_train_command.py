@@ -6,38 +6,22 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from autotune.config.command_line import EXIT_BAD_INPUT, EXIT_NOT_REACHED
 from autotune.errors import ConfigError, DataError
 from autotune.train import train_command
 from tests.support.served import Server
+from tests.support.toy import TOY
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
-def bright_images() -> dict[str, Any]:
-    targets = torch.arange(64) % 2
-    pair = (targets.float().view(-1, 1, 1, 1).expand(-1, 1, 8, 8).contiguous(), targets)
-    return {"train": pair, "validation": pair, "test": pair}
-
-
 def no_images() -> dict[str, Any]:
     pytest.fail("the data was read")
-
-
-def own_training() -> Iterator[Mapping[str, Any]]:
-    yield {"metric": 0.25}
-
-
-def hungry_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """A loss that finds no memory, and does not say how much it wanted."""
-    raise MemoryError
 
 
 @pytest.fixture
@@ -47,14 +31,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     Its search path of modules is given back after the test.
     """
     monkeypatch.setattr(sys, "path", [*sys.path])
-    return [
-        "experiment=cnn",
-        "device=cpu",
-        "batch_size=16",
-        f"allowed_targets=[{__name__}]",
-        f"data._target_={__name__}.bright_images",
-        "model.widths=[4]",
-    ]
+    return [*TOY]
 
 
 def test_a_target_that_is_reached_exits_with_zero(
@@ -86,7 +63,8 @@ def test_an_own_training_that_ends_early_is_missed(
     toy: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
-        train_command([*toy, f"training={{_target_: {__name__}.own_training}}"]) == EXIT_NOT_REACHED
+        train_command([*toy, "training={_target_: tests.support.toy.own_training}"])
+        == EXIT_NOT_REACHED
     )
     said = capsys.readouterr().out
     assert "outcome MISSED" in said
@@ -96,7 +74,7 @@ def test_an_own_training_that_ends_early_is_missed(
 def test_code_that_finds_no_memory_is_an_outcome(
     toy: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train_command([*toy, f"loss._target_={__name__}.hungry_loss"]) == EXIT_NOT_REACHED
+    assert train_command([*toy, "loss._target_=tests.support.toy.hungry_loss"]) == EXIT_NOT_REACHED
     said = capsys.readouterr().out
     assert "MemoryError" in said
     assert "outcome OUT_OF_MEMORY" in said
@@ -139,7 +117,14 @@ def test_a_folder_that_nothing_can_be_kept_in_is_refused_before_anything_is_read
     toy: list[str], folder: str
 ) -> None:
     with pytest.raises(DataError, match=rf"^checkpoint\.folder: {folder}/state"):
-        train_command([*toy, f"data._target_={__name__}.no_images", f"checkpoint.folder={folder}"])
+        train_command(
+            [
+                *toy,
+                f"allowed_targets=[{__name__}]",
+                f"data._target_={__name__}.no_images",
+                f"checkpoint.folder={folder}",
+            ]
+        )
 
 
 @pytest.mark.slow
@@ -179,16 +164,6 @@ def run_module(*arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-@pytest.mark.slow
-def test_the_command_trains_the_shipped_experiment() -> None:
-    finished = run_module("experiment=cnn", "device=cpu", "target.value=0.7")
-    assert finished.returncode == 0, finished.stderr
-    assert "outcome REACHED: accuracy >= 0.7" in finished.stdout
-    assert "phases: build" in finished.stdout
-    assert "time to target: warm" in finished.stdout
-    assert finished.stderr == ""
-
-
 @pytest.mark.command
 def test_a_typo_is_answered_in_one_line() -> None:
     finished = run_module("experiment=cnnn")
@@ -198,7 +173,6 @@ def test_a_typo_is_answered_in_one_line() -> None:
     assert "did you mean cnn?" in finished.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_a_training_that_was_ended_goes_on_at_its_url_in_another_process(
     server: Server, tmp_path: Path

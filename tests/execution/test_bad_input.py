@@ -20,8 +20,6 @@ from autotune.tune_study import tune_command
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
 
 Refusal = Callable[..., str]
-Write = Callable[[str, str], str]
-"""Fixtures of conftest.py."""
 
 _STOP = "study.folder=/dev/null/outputs"
 """Stops a study that passed every check, before Ray is started."""
@@ -49,7 +47,6 @@ _SMALL_SPACE = "search_space=[{batch_size:[32,64]}]"
         ("+search.sampler.depth=3", ["search.sampler", "depth"]),
         ("warm_start=[nope]", ["warm_start: nope: is no study", "an MLflow run"]),
         ("study.folder=s3://bucket/x", ["study.folder: found the URL s3://bucket/x"]),
-        ("search.storage=sqlite:////no/such/folder/x.db", ["search.storage", "cannot be opened"]),
         ("confirm.max_runs=3", ["confirm.max_runs", "found 3", "from 4"]),
         (
             "cluster.placement=heap",
@@ -75,13 +72,8 @@ _SMALL_SPACE = "search_space=[{batch_size:[32,64]}]"
 def test_a_wrong_key_or_value_is_one_line(
     override: str, parts: list[str], refusal: Refusal
 ) -> None:
-    needs_a_folder = override.startswith("search.storage")
     said = refusal(
-        "experiment=cnn_smoke",
-        _SMALL_SPACE,
-        "tracking=none",
-        *([] if needs_a_folder else [_STOP, "dry_run=true"]),
-        override,
+        "experiment=cnn_smoke", _SMALL_SPACE, "tracking=none", _STOP, "dry_run=true", override
     )
     assert [part for part in parts if part not in said] == [], said
 
@@ -151,20 +143,6 @@ def test_a_study_of_that_name_with_other_settings_is_one_line(
 def test_a_cluster_that_is_not_there_is_one_line(refusal: Refusal) -> None:
     said = refusal("experiment=cnn_smoke", _SMALL_SPACE, "cluster.address=127.0.0.1:1")
     assert said.startswith("cluster.address: 127.0.0.1:1 does not answer (")
-
-
-@pytest.mark.slow
-def test_a_cluster_of_this_machine_that_is_gone_is_one_line(
-    refusal: Refusal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    said = refusal(
-        "experiment=cnn_smoke",
-        "cluster.address=auto",
-        "cluster.connect_timeout_seconds=3",
-        "tracking=none",
-    )
-    assert said.startswith("cluster.address: auto")
 
 
 @pytest.mark.slow

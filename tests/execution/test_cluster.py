@@ -1,25 +1,14 @@
 """Connecting to Ray, and whether a cluster has room for another trial."""
 
-import os
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 
 from autotune.config.command_line import EXIT_BAD_INPUT, run_command
-from autotune.config.schema import ClusterConfig
-from autotune.execution import ray_cluster
-from autotune.execution.cluster import ClusterSize, FreeResources, RayConnection
-from autotune.execution.process_group import rank_environment
-from autotune.execution.task import TrialTask
-from autotune.execution.worker import TrialWorker
-from autotune.training import capabilities
+from autotune.execution.cluster import ClusterSize, FreeResources
 from autotune.training.capabilities import Capabilities
 from autotune.tune_study import tune_command
-from tests.support.records import make_trial_task
 
 
 class Task:
@@ -72,31 +61,6 @@ def test_each_worker_lies_on_one_machine(
         )
 
 
-@pytest.mark.parametrize(("kind", "num_cpus"), [(None, 12), ("H100", 8), ("A100", 0)])
-def test_machines_that_are_alive_and_have_the_kind_of_gpu_count(
-    kind: str | None, num_cpus: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machines = [
-        {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0, "accelerator_type:H100": 1.0}},
-        {"Alive": True, "Resources": {"CPU": 4.0}},
-        {"Alive": False, "Resources": {}},
-    ]
-    monkeypatch.setattr(ray, "nodes", lambda: machines)
-    assert ray_cluster.size_of(kind).num_cpus == num_cpus
-
-
-def test_machines_that_leave_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    machines = [(8, 1), (4, 0)]
-    monkeypatch.setattr("autotune.execution.cluster._ASK_AGAIN_SECONDS", -1.0)
-    room = FreeResources(
-        lambda: ClusterSize(tuple(machines)), num_cpus=2, num_gpus=1, most=None, can_grow=False
-    )
-    task = Task()
-    assert room.shortage(task) is None  # type: ignore[arg-type]  # it has what is asked
-    del machines[0]
-    assert room.shortage(task) == "it takes 2 CPU and 1 GPU, and Ray has 4 CPU and 0 GPU"  # type: ignore[arg-type]
-
-
 @pytest.mark.slow
 def test_a_study_whose_gpu_ray_does_not_count_ends_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -126,72 +90,3 @@ def test_a_study_whose_gpu_ray_does_not_count_ends_in_one_line(
         " device=cpu\n"
     )
     assert capsys.readouterr().err == wanted
-
-
-def test_what_ray_imports_warns_of_no_missing_socks_while_hydra_catches_warnings(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(RayConnection, "_hold", lambda self: None)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
-        RayConnection(ClusterConfig()).start()
-        warnings.warn(
-            "SOCKS support in urllib3 requires the installation of optional dependencies: PySocks",
-            stacklevel=1,
-        )
-        warnings.warn("another", stacklevel=1)
-    assert [str(each.message) for each in caught] == ["another"]
-
-
-@pytest.fixture
-def four_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A Ray that is told of four GPUs, and told not to say in the environment which of them a
-    worker has.
-    """
-    monkeypatch.setenv("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,GPU-a,7")
-    ray.init(
-        address="local",
-        num_cpus=4,
-        num_gpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        configure_logging=False,
-    )
-    yield
-    ray.shutdown()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("four_gpus")
-def test_each_worker_and_what_is_forked_for_it_has_the_gpu_that_ray_gave_it(
-    trial_config: Any,
-) -> None:
-    task = make_trial_task(trial_config(), num_gpus=1)
-
-    class Sees(TrialWorker):
-        def setup(self, config: Any) -> None:
-            if config["is_rocm"]:
-                capabilities.torch_build = lambda: {"hip": "7.0"}
-            super().setup(config)
-
-        def sees(self, task: TrialTask) -> tuple[dict[str, str], dict[str, str]]:
-            variables = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-            return tuple(
-                {name: env[name] for name in variables if name in env}
-                for env in (os.environ, rank_environment(task))
-            )
-
-    workers = [
-        ray.remote(num_gpus=1)(Sees).remote({"task": task, "is_rocm": is_rocm})
-        for is_rocm in (False, False, True, True)
-    ]
-    seen = ray.get([worker.sees.remote(task) for worker in workers], timeout=60)
-    of_workers, of_forked = zip(*seen, strict=True)
-    assert [env["CUDA_VISIBLE_DEVICES"] for env in of_forked[:2]] == [
-        env["CUDA_VISIBLE_DEVICES"] for env in of_workers[:2]
-    ]
-    assert [env["HIP_VISIBLE_DEVICES"] for env in of_forked[2:]] == [
-        env["HIP_VISIBLE_DEVICES"] for env in of_workers[2:]
-    ]
-    assert {*(next(iter(env.values())) for env in of_forked)} == {"4", "5", "GPU-a", "7"}

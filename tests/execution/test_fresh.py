@@ -18,13 +18,11 @@ from autotune.execution.cluster import ClusterSize
 from autotune.execution.fresh import FreshProcesses, FreshRun
 from autotune.execution.launcher import Launcher
 from autotune.measurement import TrialResult
-from autotune.outcome import Outcome
 from tests.support.patience import is_alive, wait_until
 from tests.support.records import make_trial_task
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-ROOT = Path(__file__).resolve().parents[2]
 
 _TRAININGS = """
 import os, pathlib, signal, time
@@ -105,27 +103,6 @@ def test_the_first_compiled_run_of_a_comparison_compiles_and_later_ones_are_char
     assert first.reused_build_seconds == 0
     assert 0 < second.reused_build_seconds < second.build_seconds
     assert not (tmp_path / "compiled").exists()
-
-
-def test_each_run_has_a_process_of_its_own_forked_by_one(
-    processes: FreshProcesses, make_run: Any, tmp_path: Path
-) -> None:
-    results = [train(processes, make_run("works")) for _ in range(3)]
-    assert [each.outcome for each in results] == [Outcome.REACHED] * 3
-    ran = [line.split() for line in (tmp_path / "processes").read_text().splitlines()]
-    assert len({process for process, _ in ran}) == 3
-    assert len({parent for _, parent in ran}) == 1
-
-
-def test_a_process_that_is_killed_is_told_and_the_next_run_trains(
-    processes: FreshProcesses, make_run: Any
-) -> None:
-    killed = train(processes, make_run("kills"))
-    assert (killed.outcome, killed.error) == (
-        Outcome.LOST,
-        "the worker died: it was ended by SIGKILL",
-    )
-    assert train(processes, make_run("works")).outcome is Outcome.REACHED
 
 
 @pytest.mark.parametrize("own", [False, True])

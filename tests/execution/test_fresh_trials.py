@@ -123,9 +123,8 @@ def launcher() -> Iterator[Launcher]:
         yield launcher
 
 
-@pytest.fixture(scope="module", params=["the driver's launcher", "a worker's own"])
+@pytest.fixture(scope="module")
 def calls(
-    request: pytest.FixtureRequest,
     cluster: None,
     make_task: MakeTask,
     launcher: Launcher,
@@ -134,11 +133,10 @@ def calls(
     """What each call found: two trials one after the other, the second one paused, a third one,
     and the second one resumed.
     """
-    address = launcher.address if request.param == "the driver's launcher" else None
-    log = f"{address is None}.jsonl"
+    log = "calls.jsonl"
 
     def task(name: str, **fields: Any) -> TrialTask:
-        return replace(make_task(log, f"{name}-{address is None}", **fields), launcher=address)
+        return replace(make_task(log, name, **fields), launcher=launcher.address)
 
     with worker_of(task("first")) as call:
         assert to_the_end(call)[-1].outcome is Outcome.MISSED

@@ -20,7 +20,6 @@ import pytest
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
-from autotune.execution import launcher as launchers
 from autotune.execution.launcher import Launcher, calling
 from autotune.execution.process_group import ProcessGroup
 from autotune.execution.task import TrialTask, WorkerReport
@@ -159,24 +158,6 @@ def test_fresh_and_reused_processes_train_as_a_new_one_to_the_last_bit(
     assert fresh[0].fingerprint["sha256"] == reused[0].fingerprint["sha256"]
 
 
-def test_where_nothing_can_be_forked_new_processes_train(
-    make_task: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(
-        launchers,
-        "_MAIN",
-        launchers._MAIN.replace("serve(", "launcher._CAN_FORK = False\nserve(").replace(
-            "from autotune", "from autotune.execution import launcher\nfrom autotune"
-        ),
-    )
-    with (
-        contextlib.closing(Launcher()) as launcher,
-        contextlib.closing(ProcessGroup(launcher=launcher.address)) as group,
-    ):
-        assert reports_of(group, make_task(how="works"))[-1].outcome is Outcome.REACHED
-    assert "each training imported torch itself: its launcher cannot fork" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("how", "told", "outcome"),
     [("kills", "SIGKILL", Outcome.LOST), ("crashes", "SIGSEGV", Outcome.ERRORED)],
@@ -222,17 +203,6 @@ def test_a_paused_training_goes_on_in_another_process(
     group.close()
     resumed = make_task(state_folder=str(tmp_path / "state"), is_paused=True)
     assert numbers([first, *reports_of(group, resumed)]) == whole
-
-
-def test_who_closes_a_group_waits_for_its_end(
-    group: ProcessGroup, make_task: Any, tmp_path: Path
-) -> None:
-    group.begin(make_task(how="keeps"))
-    assert group.next_report() is not None
-    trains = int((tmp_path / "process").read_text())
-    assert is_alive(trains)
-    group.close()
-    assert not is_alive(trains)
 
 
 @pytest.mark.parametrize(

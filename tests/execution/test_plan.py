@@ -122,36 +122,6 @@ def test_what_an_earlier_study_tells_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "on", "message"),
-    [
-        (
-            "objective=cost",
-            _CPU,
-            (
-                "^objective: .* trains on 'cpu', and cluster.price_per_hour has no price; accepted"
-                " is a price of a device-hour"
-            ),
-        ),
-        (
-            "cluster.price_per_hour={cpu: 1}",
-            _GPUS,
-            "trains on 'NVIDIA H200', and cluster.price_per_hour has only prices of 'cpu'",
-        ),
-        (
-            "cluster.price_per_hour={NVIDIA H200: 1}",
-            _CPU,
-            "trains on 'cpu', and cluster.price_per_hour has only prices of 'NVIDIA H200'",
-        ),
-    ],
-)
-def test_a_device_without_a_price_is_refused_before_anything_is_trained(
-    override: str, on: Capabilities, message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make_plan("objective=cost", override, on=on)
-
-
-@pytest.mark.parametrize(
     ("on", "offered", "left_out"),
     [
         (replace(_CPU, num_cpus=2), [2], "4, 8, 16, 32: accepted are divisors of the 2 CPUs"),
@@ -204,14 +174,24 @@ def test_an_experiment_searches_what_makes_steps_faster_where_there_is_a_gpu() -
         ("device=cuda", _CPU, "needs a GPU, and there is none"),
         ("precision=bf16", _OLD_GPUS, "Tesla V100 has 7.0"),
         ("parallelism.num_workers=8", _GPUS, "there are 4"),
+        (
+            "cluster.num_gpus=1 parallelism=ddp",
+            _GPUS,
+            r"it takes 128 CPU and 2 GPU in 2 workers \(pack\), and Ray has 64 CPU and 1 GPU"
+            r" \(cluster.num_cpus, cluster.num_gpus\)",
+        ),
+        (
+            "objective=cost",
+            _CPU,
+            "trains on 'cpu', and cluster.price_per_hour has no price",
+        ),
     ],
 )
 def test_a_baseline_that_cannot_run_here_is_refused(
     override: str, on: Capabilities, message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=message) as refused:
-        make_plan(override, on=on)
-    assert "cannot run here" in str(refused.value)
+    with pytest.raises(ConfigError, match=message):
+        make_plan(*override.split(), on=on)
 
 
 @pytest.mark.parametrize(
@@ -236,35 +216,6 @@ def test_a_trial_gets_whole_gpus_and_its_workers_cpus(
         f"resources {wanted[0]} CPU and {wanted[1]} GPU a trial, of {on.num_cpus} CPU" in line
         for line in describe_plan(plan)
     )
-
-
-@pytest.mark.parametrize(
-    ("overrides", "on", "takes", "has"),
-    [
-        (
-            ["parallelism=ddp", "cluster.num_cpus=1"],
-            _CPU,
-            "2 CPU and 0 GPU in 2 workers (pack)",
-            "1 CPU and 0 GPU",
-        ),
-        (
-            ["parallelism=ddp", "cluster.num_gpus=1"],
-            _GPUS,
-            "128 CPU and 2 GPU in 2 workers (pack)",
-            "64 CPU and 1 GPU",
-        ),
-    ],
-)
-def test_what_ray_is_given_must_hold_a_trial(
-    overrides: list[str], on: Capabilities, takes: str, has: str
-) -> None:
-    with pytest.raises(ConfigError) as refused:
-        make_plan(*overrides, on=on)
-    wanted = (
-        f"this experiment's own configuration cannot run here: it takes {takes}, and Ray has {has}"
-        " (cluster.num_cpus, cluster.num_gpus)"
-    )
-    assert str(refused.value) == wanted
 
 
 @pytest.fixture(scope="module")
@@ -302,9 +253,3 @@ def test_every_option_is_made_once_before_anything_is_trained(
     plan = make_plan("search_space=[space.yaml]")
     with pytest.raises(SearchSpaceError, match=r"space\.yaml: model\.widths=\[-1, 16\]: model"):
         check_plan(plan, check_training)
-
-
-def test_a_study_without_a_name_is_named_by_experiment_and_time() -> None:
-    plan = make_plan()
-    assert plan.name.startswith("cnn-20")
-    assert plan.folder == Path("outputs").absolute() / plan.name

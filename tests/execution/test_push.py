@@ -2,7 +2,6 @@
 trained.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,6 @@ import pytest
 from mlflow import MlflowClient
 
 from autotune.__main__ import autotune_command
-from autotune.outcome import Outcome
-from autotune.search.study import confirmations, finished_results, read_study
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
 
@@ -45,40 +42,3 @@ def test_what_mlflow_lacks_of_a_study_is_written_once(commands: Any, tmp_path: P
     assert (tmp_path / "outputs/pushed/trials.csv").read_text() == trials, (
         "a study with trials left is not gone on with"
     )
-
-
-@pytest.mark.slow
-def test_a_study_is_not_written_while_its_confirmation_is_timed(
-    commands: Any, tmp_path: Path
-) -> None:
-    path = tmp_path / "told"
-    said = replace(
-        commands, environment={**commands.environment, "PYTHONPATH": str(Path(__file__).parents[2])}
-    ).run(
-        *(
-            "experiment=cnn_smoke",
-            "target.value=0.9",
-            "evaluate_every_samples=1000",
-            "epochs=10",
-            "optimizer.lr=interval(1e-3,1)",
-        ),
-        *("search.num_trials=10", "study.name=held", "allowed_targets=[tests]"),
-        *(
-            "tracking=none",
-            "tracking._target_=tests.support.tracked.FileTracker",
-            f"+tracking.path={path}",
-        ),
-        folder=tmp_path,
-    )
-    assert (said.returncode, said.stderr) == (0, ""), said.stdout
-    study = read_study("held", tmp_path / "outputs/held")
-    stopped = [
-        f"finish trial-{number}"
-        for number, result in finished_results(study).items()
-        if result.outcome is Outcome.STOPPED
-    ]
-    assert stopped, "trials were paused as the search ended"
-    last_run_ended_at = max(result.stopped_at for result in confirmations(study).values())
-    lines = [line.partition(" ") for line in path.read_text().splitlines()]
-    assert all(float(at) >= last_run_ended_at for at, _, what in lines if what in stopped)
-    assert {what for _, _, what in lines} >= set(stopped)

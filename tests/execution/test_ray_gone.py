@@ -2,7 +2,6 @@
 study goes on.
 """
 
-import csv
 import os
 import shlex
 import shutil
@@ -21,6 +20,7 @@ from ray.cluster_utils import Cluster
 
 from tests.execution.conftest import Commands
 from tests.support.patience import exit_code, wait_until
+from tests.support.studies import rows_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -30,9 +30,6 @@ pytestmark = [
 AGENTS_SECONDS = 120
 """Seconds within which Ray's own agents have ended after their raylet, for which they take a
 minute."""
-MAX_SECONDS = 60
-"""Seconds within which a command has ended after its Ray is gone, on a busy machine;
-``benchmarks.faults`` holds it to 30."""
 _TRAINS = (
     "experiment=cnn_smoke",
     "target.value=0.9999",
@@ -62,32 +59,23 @@ def ray_folder(commands: Commands) -> Iterator[Path]:
 
 
 def _rows(folder: Path) -> list[dict[str, str]]:
-    table = folder / "outputs/gone/trials.csv"
-    if not table.is_file():
-        return []
-    with table.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return rows_of(folder / "outputs/gone/trials.csv")
 
 
-def _ended_by(driver: Any, name: str) -> tuple[float, list[psutil.Process]]:
-    """Kill a process of a driver's Ray, or the driver.
-
-    Return how long the driver then took to end, and what of it was left.
-    """
+def _ended_by(driver: Any, name: str) -> list[psutil.Process]:
+    """Kill a process of a driver's Ray, or the driver; return what of it was left."""
     below = psutil.Process(driver.pid).children(recursive=True)
     process = (
         psutil.Process(driver.pid)
         if name == "driver"
         else next(child for child in below if _runs(child) and child.name() == name)
     )
-    began_at = time.monotonic()
     process.kill()
     exit_code(driver)
-    seconds = time.monotonic() - began_at
     until = time.monotonic() + AGENTS_SECONDS
     while (left := [child for child in below if _runs(child)]) and time.monotonic() < until:
         time.sleep(0.1)
-    return seconds, left
+    return left
 
 
 def _runs(process: psutil.Process) -> bool:
@@ -113,14 +101,13 @@ def test_a_study_ends_in_good_order_and_goes_on(
     wait_until(
         lambda: len(_rows(tmp_path)) >= 3, process=study, said=(tmp_path / "err.txt").read_text
     )
-    seconds, left = _ended_by(study, name)
+    left = _ended_by(study, name)
     said = (tmp_path / "err.txt").read_text()
     assert study.returncode == 2, said
     assert said.startswith(
         f"autotune: cluster.address: local: Ray is gone: {is_called} has ended; "
     )
     assert said.count("\n") == 1
-    assert seconds < MAX_SECONDS
     assert (left, list(ray_folder.iterdir())) == ([], [])
     assert "RUNNING" not in _statuses(tmp_path)
 
@@ -155,54 +142,47 @@ def test_a_study_ends_in_good_order_and_goes_on(
     assert list(ray_folder.iterdir()) == []
 
 
-def test_a_confirmation_ends_in_good_order(
-    commands: Commands, ray_folder: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("arguments", "shows_it_runs", "name"),
+    [
+        (
+            (
+                "experiment=cnn_smoke",
+                "target.value=0.3",
+                "search.num_trials=2",
+                "confirm.max_runs=1000",
+                "confirm.num_seeds=500",
+                "confirm.budget_fraction=null",
+            ),
+            "*/confirm-*.safetensors",
+            "raylet",
+        ),
+        (
+            ("compare", *_TRAINS, "a=[]", "b=[optimizer.lr=0.002]", "num_seeds=500"),
+            "compare.json",
+            "gcs_server",
+        ),
+    ],
+    ids=["confirmation", "comparison"],
+)
+def test_a_confirmation_and_a_comparison_end_in_good_order(
+    arguments: tuple[str, ...],
+    shows_it_runs: str,
+    name: str,
+    commands: Commands,
+    ray_folder: Path,
+    tmp_path: Path,
 ) -> None:
-    study = commands.start(
-        "experiment=cnn_smoke",
-        "study.name=gone",
-        "target.value=0.3",
-        "search.num_trials=2",
-        "confirm.max_runs=1000",
-        "confirm.num_seeds=500",
-        "confirm.budget_fraction=null",
-        folder=tmp_path,
-    )
+    process = commands.start(*arguments, "study.name=gone", folder=tmp_path)
     wait_until(
-        lambda: bool(list((tmp_path / "outputs/gone").glob("*/confirm-*.safetensors"))),
-        process=study,
-    )
-    seconds, left = _ended_by(study, "raylet")
-    said = (tmp_path / "err.txt").read_text()
-    assert (study.returncode, said.count("\n")) == (2, 1), said
-    assert "its raylet has ended" in said
-    assert seconds < MAX_SECONDS
-    assert (left, list(ray_folder.iterdir())) == ([], [])
-    assert "RUNNING" not in _statuses(tmp_path)
-
-
-def test_a_comparison_ends_in_good_order(
-    commands: Commands, ray_folder: Path, tmp_path: Path
-) -> None:
-    compare = commands.start(
-        "compare",
-        *_TRAINS,
-        "study.name=gone",
-        "a=[]",
-        "b=[optimizer.lr=0.002]",
-        "num_seeds=500",
-        folder=tmp_path,
-    )
-    wait_until(
-        (tmp_path / "outputs/gone/compare.json").is_file,
-        process=compare,
+        lambda: bool(list((tmp_path / "outputs/gone").glob(shows_it_runs))),
+        process=process,
         said=(tmp_path / "err.txt").read_text,
     )
-    seconds, left = _ended_by(compare, "gcs_server")
+    left = _ended_by(process, name)
     said = (tmp_path / "err.txt").read_text()
-    assert (compare.returncode, said.count("\n")) == (2, 1), said
+    assert (process.returncode, said.count("\n")) == (2, 1), said
     assert "Ray is gone" in said
-    assert seconds < MAX_SECONDS
     assert (left, list(ray_folder.iterdir())) == ([], [])
     assert "RUNNING" not in _statuses(tmp_path)
 
@@ -212,7 +192,7 @@ def test_a_driver_that_is_killed_leaves_no_ray(
 ) -> None:
     study = commands.start(*_STUDY, "search.num_trials=1000", "tracking=none", folder=tmp_path)
     wait_until(lambda: len(_rows(tmp_path)) >= 1, process=study)
-    _, left = _ended_by(study, "driver")
+    left = _ended_by(study, "driver")
     assert left == []
 
 
@@ -231,10 +211,8 @@ def test_a_study_on_a_cluster_whose_head_is_gone_ends_in_good_order(
             lambda: len(_rows(tmp_path)) >= 2, process=study, said=(tmp_path / "err.txt").read_text
         )
         head = cluster.head_node.all_processes["gcs_server"][0].process
-        began_at = time.monotonic()
         os.kill(head.pid, signal.SIGKILL)
         assert exit_code(study) == 2
-        assert time.monotonic() - began_at < MAX_SECONDS
     finally:
         cluster.shutdown()
     said = (tmp_path / "err.txt").read_text()

@@ -3,7 +3,6 @@ and nothing stays behind.
 """
 
 import contextlib
-import io
 import os
 import shlex
 import signal
@@ -16,9 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from autotune.config.command_line import run_command
 from autotune.search.study import confirmations, finished_results, read_study
-from autotune.tune_study import tune_command
 from tests.support.patience import exit_code, is_alive, wait_until
 from tests.support.studies import rows_of, runs_of
 
@@ -66,11 +63,13 @@ class Session:
 class Long:
     folder: Path
     killed: Session
-    refused: tuple[int, str]
-    """Exit code and stderr of a second process."""
     interrupted: Session
     interrupted_confirming: Session
     finished: Session
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        return self.killed, self.interrupted, self.interrupted_confirming, self.finished
 
 
 def _rows(folder: Path) -> list[dict[str, str]]:
@@ -91,11 +90,8 @@ def _statuses(folder: Path) -> dict[str, str]:
 def long(commands: Any, tmp_path_factory: pytest.TempPathFactory) -> Long:
     folder = tmp_path_factory.mktemp("long")
 
-    def session(
-        is_time: Callable[[], bool], number: int, *, meanwhile: Callable[[], None] = lambda: None
-    ) -> Session:
+    def session(is_time: Callable[[], bool], number: int) -> Session:
         process = commands.start(*_COMMAND, folder=folder)
-        meanwhile()
         wait_until(is_time, process=process)
         started = {child.pid for child in psutil.Process(process.pid).children(recursive=True)}
         if number == signal.SIGINT:
@@ -112,15 +108,6 @@ def long(commands: Any, tmp_path_factory: pytest.TempPathFactory) -> Long:
             started,
         )
 
-    refused = []
-
-    def start_another() -> None:
-        wait_until((folder / "outputs/long/study.log").is_file)
-        said = io.StringIO()
-        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
-            patch.chdir(folder)
-            refused.append((run_command(tune_command, _COMMAND), said.getvalue()))
-
     num_before = 0
 
     def has_more_rows(more: int) -> bool:
@@ -129,7 +116,7 @@ def long(commands: Any, tmp_path_factory: pytest.TempPathFactory) -> Long:
     def is_confirming() -> bool:
         return "confirmation run 2 of" in (folder / "out.txt").read_text()
 
-    killed = session(lambda: has_more_rows(3), signal.SIGKILL, meanwhile=start_another)
+    killed = session(lambda: has_more_rows(3), signal.SIGKILL)
     num_before = len(killed.rows)
     interrupted = session(lambda: has_more_rows(1), signal.SIGTERM)
     confirming = session(is_confirming, signal.SIGINT)
@@ -137,7 +124,7 @@ def long(commands: Any, tmp_path_factory: pytest.TempPathFactory) -> Long:
     finished = Session(
         last.returncode, last.stdout, last.stderr, _rows(folder), _statuses(folder), set()
     )
-    return Long(folder, killed, refused[0], interrupted, confirming, finished)
+    return Long(folder, killed, interrupted, confirming, finished)
 
 
 def test_each_session_ended_as_meant(long: Long) -> None:
@@ -148,22 +135,12 @@ def test_each_session_ended_as_meant(long: Long) -> None:
     assert codes == (130, 130, 0), (
         long.interrupted.err + long.interrupted_confirming.err + long.finished.err
     )
-    assert [
-        each.err
-        for each in (long.killed, long.interrupted, long.interrupted_confirming, long.finished)
-    ] == [""] * 4
-
-
-def test_a_second_process_on_the_same_study_is_refused(long: Long) -> None:
-    assert long.refused == (
-        2,
-        "autotune: study.name=long: another process runs it; accepted is another study.name\n",
-    )
+    assert [session.err for session in long.sessions] == [""] * 4
 
 
 def test_no_trial_is_lost_or_run_twice(long: Long) -> None:
     before: dict[str, dict[str, str]] = {}
-    for session in (long.killed, long.interrupted, long.interrupted_confirming, long.finished):
+    for session in long.sessions:
         rows = {row["trial"]: row for row in session.rows}
         assert len(rows) == len(session.rows)
         assert before == {trial: rows.get(trial) for trial in before}
@@ -207,7 +184,7 @@ def test_confirmation_goes_on_where_it_stood(long: Long) -> None:
 
 def test_no_run_is_left_open_in_mlflow(long: Long) -> None:
     assert any(status.startswith("RUNNING") for status in long.killed.statuses.values())
-    for session in (long.interrupted, long.interrupted_confirming, long.finished):
+    for session in long.sessions[1:]:
         assert not [
             name for name, status in session.statuses.items() if status.startswith("RUNNING")
         ]
@@ -225,7 +202,7 @@ def test_no_run_is_left_open_in_mlflow(long: Long) -> None:
 
 
 def test_no_process_is_left_behind(long: Long) -> None:
-    for session in (long.killed, long.interrupted, long.interrupted_confirming):
+    for session in long.sessions[:3]:
         assert session.processes
         wait_until(lambda left=session.processes: not any(map(is_alive, left)))
 

@@ -82,29 +82,6 @@ def test_a_command_that_a_signal_ends_says_so_in_one_line(
     assert (process.returncode, err) == (130, "autotune: interrupted\n")
 
 
-_PLANNING = """
-import os, signal, sys, threading, time
-from autotune.config.compose import Composer
-from autotune.execution.cluster import RayConnection
-heard = []
-signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
-connection = RayConnection(Composer(["experiment=cnn_smoke"]).compose().config.cluster)
-connection.start()
-connection.size(threading.Event())
-os.kill(os.getpid(), signal.SIGTERM)
-time.sleep(0.1)
-connection.close()
-os.kill(os.getpid(), signal.SIGTERM)  # while a study is concluded
-print(heard == 2 * [signal.SIGTERM])
-"""
-
-
-@pytest.mark.slow
-def test_signals_are_the_drivers_once_ray_runs_and_after_it(commands: Any, tmp_path: Path) -> None:
-    done = commands.python("-c", _PLANNING, folder=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
-
-
 def _assert_resumable(said: str) -> None:
     line = said.splitlines()[-1]
     assert sorted(shlex.split(line)) == sorted(["python", "-m", "autotune", *_COMMAND])

@@ -3,7 +3,6 @@ anything is trained.
 """
 
 import contextlib
-import logging
 import os
 import shutil
 import subprocess
@@ -14,7 +13,6 @@ import pytest
 
 from autotune.errors import AutotuneError, StudyError
 from autotune.execution.study_folder import check_usable, log_file, sole_user
-from autotune.tune_study import tune_command
 
 
 @pytest.fixture
@@ -116,13 +114,6 @@ def test_a_full_or_read_only_disk_is_told_before_anything_is_trained(
     assert refused.endswith(f": cannot be written: {said}")
 
 
-def test_messages_go_to_the_log(tmp_path: Path) -> None:
-    with sole_user(tmp_path), log_file(tmp_path / "autotune.log"):
-        logging.getLogger("autotune").warning("something happened")
-    assert "WARNING autotune: something happened\n" in (tmp_path / "autotune.log").read_text()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "autotune.log"]
-
-
 def _fill(disk: Path, *, room: int) -> None:
     """Fill a disk up to a number of bytes."""
     with (disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
@@ -146,19 +137,3 @@ def test_a_folder_in_use_is_refused_before_anything_starts_and_a_new_one_is_not_
     assert not (folder / ".probe").exists()
     with sole_user(folder):
         pass
-
-
-def test_a_study_that_another_process_runs_is_refused_before_ray_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def start(*_: object, **__: object) -> None:
-        raise AssertionError("Ray was started")
-
-    monkeypatch.setattr("autotune.execution.cluster.RayConnection.start", start)
-    with (
-        sole_user(tmp_path / "study"),
-        pytest.raises(StudyError, match=r"^study\.name=study: another process runs it"),
-    ):
-        tune_command(["experiment=mlp", "study.name=study", f"study.folder={tmp_path}"])
-    with pytest.raises(AssertionError, match="Ray was started"):
-        tune_command(["experiment=mlp", "study.name=study", f"study.folder={tmp_path}"])

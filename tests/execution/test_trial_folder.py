@@ -116,11 +116,6 @@ def silent() -> Iterator[Mapping[str, Any]]:
     yield {"score": float(autotune.trial().folder.is_dir())}
 
 
-def test_a_folder_that_stays_empty_is_deleted(task: MakeTask, tmp_path: Path) -> None:
-    assert trained(task(silent)).outcome is Outcome.REACHED
-    assert [*(tmp_path / "study/trials").iterdir()] == []
-
-
 def test_a_trial_on_a_machine_without_the_studys_folder_has_a_temporary_one(
     task: MakeTask, tmp_path: Path
 ) -> None:
@@ -202,22 +197,6 @@ def test_what_a_killed_process_printed_last_is_told(task: MakeTask, tmp_path: Pa
     assert error_of(task(killed), report).error_line == said
 
 
-def reporting_in_a_process() -> Iterator[Mapping[str, Any]]:
-    from concurrent.futures import ProcessPoolExecutor
-
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
-        pool.submit(autotune.report, 0.5).result()
-    yield {"score": 1.0}
-
-
-def test_what_is_refused_in_a_process_of_the_trainings_makes_it_invalid(task: MakeTask) -> None:
-    report = trained(task(reporting_in_a_process))
-    assert report.outcome is Outcome.INVALID
-    assert report.error is not None
-    assert "call it in the process that trains, one a trial" in report.error
-    assert "\n" not in report.error
-
-
 def late() -> Iterator[Mapping[str, Any]]:
     time.sleep(0.2)
     yield {"score": 0.5}
@@ -231,41 +210,3 @@ def test_a_training_that_takes_all_of_its_time_to_its_first_evaluation_is_told_s
     assert report.error is not None
     assert report.error.startswith("its first evaluation came after 0.")
     assert "belongs in: with autotune.building()" in report.error
-
-
-FAILING_STUDY = """
-import autotune
-
-if __name__ == "__main__":
-    autotune.tune(
-        autotune.command("python train.py {lr}"), space={"lr": [1, 2]}, baseline={"lr": 1},
-        trials=4, name="failing", tracking="none",
-        target=autotune.target("accuracy", at_least=0.9, max_seconds=10), cluster={"num_cpus": 1},
-    )
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("train", "said"),
-    [
-        (
-            "print('epochs: 3'); print(1 / 0)",
-            "ZeroDivisionError: division by zero  all that it printed: ",
-        ),
-        ("import autotune; autotune.report(acc=0.5)", "did you mean it by acc?"),
-    ],
-)
-def test_a_command_that_fails_or_reports_what_is_refused_is_told_by_the_cause(
-    tmp_path: Path, train: str, said: str
-) -> None:
-    (tmp_path / "train.py").write_text(train)
-    (tmp_path / "tune.py").write_text(FAILING_STUDY)
-    ran = subprocess.run(
-        [sys.executable, "tune.py"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 1
-    told = ran.stdout + ran.stderr
-    assert said in told
-    trials = [*(tmp_path / "outputs/failing/trials").glob("*/output.txt")]
-    assert trials if "acc" not in train else not trials

@@ -178,16 +178,6 @@ def test_a_worker_that_died_past_its_deadline_hung(make_trials: MakeTrials, tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_what_was_interrupted_is_proposed_again(make_trials: MakeTrials) -> None:
-    trials, policy = make_trials()
-    begin(trials, "a")
-    begin(trials, "b")
-    trials.reported("a", report(Outcome.REACHED))
-    trials.interrupt_all()
-    assert list(policy.results) == [0]
-    assert begin(trials, "c").name == "trial-2"
-
-
 _HOGGED = Contention(
     seconds=10.0,
     stopped_seconds=0.0,

@@ -2,10 +2,8 @@
 strange file is one line.
 """
 
-import json
 import pickle
 import resource
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -167,34 +165,6 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_file(tmp_path: Path, little_
     assert "\n" not in str(refused.value)
     assert read_state(tmp_path) == {"step": 1}
     assert [each.name for each in tmp_path.iterdir()] == [STATE_FILE]
-
-
-def header(text: str) -> bytes:
-    content = json.dumps({"__metadata__": {"autotune": text}}).encode()
-    return struct.pack("<Q", len(content)) + content
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"", "is not a whole safetensors file: "),
-        (b"\x80\x04\x95 a pickle", "is not a whole safetensors file: "),
-        (header('{"format_version": 1, "tied": {"a": "b"}, "metadata": {}}'), "is damaged: 'b'"),
-        (
-            header('{"format_version": 99}'),
-            "has format 99, this autotune reads up to 1; update autotune",
-        ),
-    ],
-)
-def test_a_file_that_holds_no_weights_is_one_line(
-    content: bytes, said: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "some.safetensors"
-    path.write_bytes(content)
-    with pytest.raises(DataError) as refused:
-        read_weights(path)
-    assert str(refused.value).startswith(f"{path}: {said}")
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -5,24 +5,18 @@ compiling took.
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-from autotune.config.schema import TrialConfig
-from autotune.measurement import Evaluation, Phase, PhaseClock
-from autotune.training.compiled_code import CompiledCode, _root, graph_of
+from autotune.measurement import Evaluation
+from autotune.training.compiled_code import _root, graph_of
 from autotune.training.loop import train
 from tests.conftest import MakeTrialConfig
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parents[2]
-OF_TORCH = "ignore:.torch.jit.script:DeprecationWarning"
-"""What torch itself says as it imports its compiler."""
 
 IN_A_PROCESS = """
 import json, sys
@@ -71,107 +65,6 @@ def in_a_process(folder: Path, *overrides: str) -> tuple[int, int, Evaluation]:
     return num_compiled, num_found, Evaluation.from_dict(evaluation)
 
 
-class Mean(torch.nn.Module):
-    """A model of images of any size."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(1, 10)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = self.linear(images.mean((2, 3)))
-        return outputs
-
-
-def counted(config: TrialConfig, **kept: Any) -> tuple[int, int, list[Evaluation]]:
-    """Train in this process, and tell the numbers of graphs compiled and traced, and the
-    evaluations.
-    """
-    from torch._dynamo.utils import counters
-
-    counters.clear()
-    evaluations = list(train(config, **kept))
-    return (
-        counters["inductor"]["fxgraph_cache_miss"],
-        counters["stats"]["unique_graphs"],
-        evaluations,
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings(OF_TORCH)
-def test_trainings_of_one_graph_compile_once_in_a_process(
-    trial_config: MakeTrialConfig, cache: Path, tmp_path: Path
-) -> None:
-    # a graph that no other test has compiled here
-    own = ("model.widths=[5]", "runtime.compile=default", "target.value=2")
-    first = trial_config(*own, "epochs=2")
-    other = trial_config(
-        *own,
-        "epochs=3",
-        "optimizer=adamw",
-        "optimizer.lr=0.02",
-        "lr_schedule=one_cycle",
-        "averaging=ema",
-        "max_grad_norm=1",
-        "runtime.optimizer_kernels=foreach",
-        "evaluate_every_samples=700",
-        "seed=5",
-    )
-    begun = train(first)
-    evaluation = next(begun)
-    begun.send(tmp_path)
-    begun.close()
-    assert evaluation.reused_build_seconds == 0
-    num_compiled, num_traced, evaluations = counted(other)
-    assert (num_compiled, num_traced) == (0, 0)
-    assert 0 < evaluations[-1].reused_build_seconds < evaluations[-1].build_seconds
-    num_compiled, num_traced, resumed = counted(first, paused_folder=tmp_path)
-    assert (num_compiled, num_traced) == (0, 0), "a resumed training, although another came between"
-    assert resumed[-1].build_seconds == evaluation.build_seconds
-    plain = [
-        list(train(replace(config, runtime=replace(config.runtime, compile=None))))
-        for config in (first, other)
-    ]
-    for expected, found in zip(plain, ([evaluation, *resumed], evaluations), strict=True):
-        assert [each.step for each in found] == [each.step for each in expected]
-        assert [each.loss for each in found] == pytest.approx(
-            [each.loss for each in expected], rel=1e-3
-        )
-    assert counted(first)[0] == 0, "an uncompiled training came between: the files are there"
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings(OF_TORCH)
-def test_trainings_of_other_shapes_are_compiled_and_charged_by_themselves(
-    trial_config: MakeTrialConfig, cache: Path
-) -> None:
-    whole = trial_config(
-        "epochs=1",
-        "runtime.compile=default",
-        "augmentation=flip_shift",
-        model={"_target_": f"{__name__}.Mean"},
-        allowed_targets=(__name__,),
-    )
-    small = replace(
-        whole, augmentation={**whole.augmentation, "resolutions": [[0.0, 6], [0.5, None]]}
-    )
-    num_compiled, _, first = counted(whole)
-    assert num_compiled > 0
-    num_compiled, _, _ = counted(small)
-    assert num_compiled > 0
-    num_compiled, num_traced, again = counted(replace(whole, seed=5))
-    assert (num_compiled, num_traced > 0) == (0, True)
-    costs = [
-        json.loads(path.read_text())["seconds"] for path in (cache / "compiled").glob("*.json")
-    ]
-    assert len(costs) == 2
-    assert first[-1].reused_build_seconds == 0
-    assert any(
-        again[-1].build_seconds >= cost > again[-1].reused_build_seconds > 0 for cost in costs
-    )
-
-
 @pytest.mark.slow
 def test_trainings_of_one_graph_compile_once_on_a_machine(cache: Path, tmp_path: Path) -> None:
     num_compiled, num_found, first = in_a_process(tmp_path / "first", "optimizer.lr=0.1", "seed=1")
@@ -204,22 +97,6 @@ def test_trainings_of_one_graph_compile_once_on_a_machine(cache: Path, tmp_path:
         record.name,
         json.loads(record.read_text())["folder"],
     }
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings(OF_TORCH)
-def test_as_many_processes_compile_as_a_trial_has_cpus_and_end_before_it_trains(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from torch._inductor import config
-    from torch._inductor.async_compile import AsyncCompile
-
-    monkeypatch.setattr(config, "compile_threads", 32)
-    with CompiledCode("a graph", num_threads=2).first_passes(PhaseClock()):
-        assert config.compile_threads == 2
-        pool = AsyncCompile.process_pool()  # only GPUs have their kernels compiled by processes
-        assert pool.process.poll() is None
-    assert pool.process.poll() is not None
 
 
 @pytest.mark.gpu
@@ -279,22 +156,3 @@ def test_compiled_code_is_not_read_where_others_may_write(
     folder.chmod(0o770)
     assert _root() is None
     assert "others may write it" in caplog.text
-
-
-def test_a_folder_that_the_user_chose_holds_the_compiled_code(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "chosen"))
-    assert _root() == tmp_path / "chosen"
-    # which torch's compiler sets by itself
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())
-    assert _root() == cache / "compiled"
-
-
-def test_a_training_is_charged_what_was_spent_earlier_and_tells_both() -> None:
-    clock = PhaseClock()
-    clock.add(Phase.BUILD, 2.0)
-    clock.charge(30.0, None)
-    assert (clock.seconds(Phase.BUILD), clock.reused_build_seconds) == (32.0, 30.0)
-    clock.reset()
-    assert (clock.seconds(Phase.BUILD), clock.reused_build_seconds) == (0.0, 0.0)

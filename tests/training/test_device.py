@@ -1,12 +1,8 @@
 """What a machine can run, and which errors say that memory ran out."""
 
-import resource
-import sys
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,9 +10,7 @@ from torch._inductor.exc import InductorError
 from torch.distributed import DistBackendError
 
 from autotune.config.schema import TrialConfig
-from autotune.errors import ConfigError
 from autotune.training import capabilities
-from autotune.training import device as device_module
 from autotune.training.capabilities import (
     Capabilities,
     cpu_quota,
@@ -28,10 +22,8 @@ from autotune.training.capabilities import (
     visible_devices_environment,
 )
 from autotune.training.device import (
-    device_kind,
     is_out_of_memory,
     local_capabilities,
-    no_gpu_reason,
     peak_memory_bytes,
     pick_device,
     reset_device,
@@ -216,27 +208,6 @@ def test_errors_that_say_memory_ran_out_are_known(error: BaseException, says: bo
     assert is_out_of_memory(error) is says
 
 
-@pytest.mark.parametrize(("free", "says"), [(1, True), (50, False)])
-def test_an_error_of_a_library_is_for_want_of_memory_if_hardly_any_is_left(
-    monkeypatch: pytest.MonkeyPatch, free: int, says: bool
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 100))
-    assert (
-        is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling"))
-        is says
-    )
-
-
-@pytest.mark.parametrize(("platform", "num_bytes"), [("linux", 1024), ("darwin", 1)])
-def test_the_peak_of_resident_memory_is_in_bytes_on_every_system(
-    platform: str, num_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=7_000_000))
-    assert peak_memory_bytes(torch.device("cpu")) == 7_000_000 * num_bytes
-
-
 @pytest.mark.parametrize(
     ("device", "capabilities", "text"),
     [
@@ -253,113 +224,17 @@ def test_the_device_and_why_it_is_no_better_one_are_a_line(
     assert describe_device(trial_config(device=device), capabilities) == text
 
 
-@pytest.mark.parametrize(
-    ("build", "has_driver", "visible", "reason"),
-    [
-        ({"cuda": "13.0"}, False, None, None),
-        (
-            {},
-            True,
-            None,
-            (
-                f"torch {torch.__version__} is built for the CPU, and here is the driver of NVIDIA"
-                " GPUs"
-            ),
-        ),
-        ({"cuda": "13.0"}, True, "-1", "CUDA_VISIBLE_DEVICES=-1 hides the GPUs"),
-        (
-            {"cuda": "13.0"},
-            True,
-            None,
-            "The NVIDIA driver on your system is too old (found version 11040)",
-        ),
-    ],
-)
-def test_why_torch_sees_none_of_the_gpus_that_are_there_is_said(
-    build: dict[str, str],
-    has_driver: bool,
-    visible: str | None,
-    reason: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def init() -> None:
-        raise RuntimeError(
-            "The NVIDIA driver on your system is too old (found version 11040). Please update your"
-            " GPU driver ..."
-        )
-
-    monkeypatch.setattr(device_module, "_DRIVER_FILES", (__file__,) if has_driver else ())
-    for module in (device_module, capabilities):
-        monkeypatch.setattr(module, "torch_build", lambda: build)
-    monkeypatch.setattr(torch.cuda, "init", init)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert local_capabilities().no_gpu_reason == no_gpu_reason() == reason
-    why = "there is no GPU here" if reason is None else f"torch sees no GPU: {reason}"
-    with pytest.raises(ConfigError) as raised:
-        pick_device("cuda")
-    assert str(raised.value) == f"device: found cuda, and {why}; use auto or cpu"
-
-
 def test_gpus_of_several_kinds_count_as_the_weakest_and_are_warned_of(
-    trial_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+    trial_config: MakeConfig,
 ) -> None:
-    cards = [
-        SimpleNamespace(name=name, major=major, minor=minor, uuid="a")
-        for name, major, minor in (("H200", 9, 0), ("T4", 7, 5))
-    ]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(
-        torch.cuda,
-        "get_device_properties",
-        lambda device: cards[device if isinstance(device, int) else 0],
-    )
-    here = local_capabilities()
-    assert (here.num_gpus, here.gpu_name, here.gpu_kinds) == (2, "T4", ("H200", "T4"))
-    assert (
-        unsupported(trial_config("precision=bf16", device="auto"), here)
-        == "bfloat16 needs CUDA compute capability 8.0, and T4 has 7.5"
-    )
-    assert (
-        several_kinds(trial_config(device="auto"), here)
-        == "trainings are timed on GPUs of several kinds, whose times do not compare: H200, T4;"
-        " CUDA_VISIBLE_DEVICES chooses some of a machine's, cluster.accelerator_type the"
-        " machines of a cluster that have one kind"
-    )
-    assert several_kinds(trial_config(device="cpu"), here) is None
-    assert several_kinds(trial_config(device="auto"), NEW_GPUS) is None
     cluster = together([NEW_GPUS, OLD_GPU, NEW_GPUS])
     assert (cluster.gpu_name, cluster.gpu_kinds) == ("NVIDIA T4", ("NVIDIA H200", "NVIDIA T4"))
-
-
-@pytest.mark.parametrize(("kind", "build"), [("mps", {}), ("xpu", {"xpu": "20250101"})])
-def test_a_gpu_of_apple_or_intel_is_used_where_it_is_asked_for(
-    kind: str, build: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = torch.get_device_module(kind)
-    with pytest.raises(
-        ConfigError, match=f"device: found {kind}, and torch sees no such device here"
-    ):
-        pick_device(kind)
-    monkeypatch.setattr(module, "is_available", lambda: True)
-    monkeypatch.setattr(module, "device_count", lambda: 1)
-    waited: list[torch.device] = []
-    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
-    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda device: 7)
-    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 7)
-    device = pick_device(kind)
-    synchronizer(device)()
-    assert (device.type, waited, peak_memory_bytes(device), device_kind(device)) == (
-        kind,
-        [device],
-        7,
-        kind,
+    assert (several_kinds(trial_config(device="auto"), cluster) or "").startswith(
+        "trainings are timed on GPUs of several kinds, whose times do not compare: NVIDIA H200,"
+        " NVIDIA T4; CUDA_VISIBLE_DEVICES chooses some"
     )
-    assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
-    assert local_capabilities().other_devices == {kind: 1}
+    assert several_kinds(trial_config(device="cpu"), cluster) is None
+    assert several_kinds(trial_config(device="auto"), NEW_GPUS) is None
 
 
 def test_a_reset_undoes_what_a_training_left() -> None:
@@ -368,28 +243,6 @@ def test_a_reset_undoes_what_a_training_left() -> None:
     reset_device(torch.device("cpu"))
     assert torch.get_default_dtype() is torch.float32
     assert torch.is_grad_enabled()
-
-
-class Cycle:
-    """An object that holds itself, and a tensor."""
-
-    def __init__(self) -> None:
-        self.itself, self.tensor = self, torch.zeros(1)
-
-
-def test_a_reset_frees_what_reference_cycles_hold_before_it_empties_the_cache(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    kept = weakref.ref(Cycle().tensor)
-    reset_device(torch.device("cpu"))
-    assert kept() is None
-    kept, said = weakref.ref(Cycle().tensor), []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: said.append(kept() is None))
-    monkeypatch.setattr(
-        torch.cuda, "reset_peak_memory_stats", lambda device: said.append(device.type == "cuda")
-    )
-    reset_device(torch.device("cuda"))
-    assert said == [True, True]
 
 
 @pytest.mark.gpu

@@ -13,7 +13,7 @@ from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Target
 from autotune.outcome import Outcome
 from autotune.training.loop import train
-from autotune.training.run import check_training, fingerprint, start_training
+from autotune.training.run import fingerprint, start_training
 
 NUM_TRAIN = 256
 
@@ -214,12 +214,6 @@ def test_what_cannot_be_made_is_refused_in_one_line(
     with pytest.raises(ConfigError, match=said) as refused:
         run(toy(**fields))
     assert "\n" not in str(refused.value)
-
-
-def test_the_check_before_a_study_makes_all_and_trains_nothing(toy: MakeConfig) -> None:
-    check_training(toy())
-    with pytest.raises(ConfigError, match=r"optimizer: SGD.* Invalid momentum"):
-        check_training(toy(optimizer={"_target_": "torch.optim.SGD", "lr": 0.1, "momentum": -1}))
 
 
 def test_a_fingerprint_names_what_the_numbers_depend_on(toy: MakeConfig) -> None:

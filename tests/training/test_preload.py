@@ -86,25 +86,3 @@ def test_a_process_with_threads_is_not_forked() -> None:
     alone, with_thread = run(_FAULTS)
     assert alone is None
     assert with_thread.startswith("it has 2 threads (")
-
-
-_BLAS = """
-import json, os, sys
-import numpy, threadpoolctl
-from autotune.training.preload import usual_blas_threads
-
-def number():
-    pools = threadpoolctl.threadpool_info()
-    return [pool["num_threads"] for pool in pools if pool["internal_api"] == "openblas"]
-
-before = number()
-usual_blas_threads()
-print(json.dumps([before, number(), os.environ.get("OPENBLAS_NUM_THREADS")]))
-"""
-
-
-def test_a_forked_process_has_the_blas_threads_of_a_new_one() -> None:
-    before, after, setting = run(_BLAS)
-    assert set(before) <= {1}
-    assert set(after) <= {2}
-    assert setting is None

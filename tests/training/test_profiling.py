@@ -3,7 +3,6 @@ device is found.
 """
 
 import contextlib
-import itertools
 import json
 import traceback
 from collections.abc import Callable, Iterator
@@ -135,12 +134,6 @@ def test_profiling_begins_where_it_is_asked_to(
     assert min(filter(None, seen)) == expected / 600  # the warm-up is at the schedule's start
 
 
-def test_a_short_schedule_is_lengthened(toy: MakeConfig, tmp_path: Path) -> None:
-    assert (
-        profiled(toy("lr_schedule=one_cycle", epochs=0.1), tmp_path, num_profiled=4).num_steps == 4
-    )
-
-
 def options(group: str) -> list[str]:
     return [f"{group}={path.stem}" for path in sorted((CONF / group).glob("*.yaml"))]
 
@@ -213,10 +206,6 @@ def test_a_loss_that_waits_for_the_device_is_found(toy: MakeConfig) -> None:
         take_steps(toy(loss={"_target_": f"{__name__}.loss_that_reads"}), 2, NoReads())  # type: ignore[no-untyped-call]
 
 
-def test_every_option_is_looked_at() -> None:
-    assert set(itertools.chain(*TOGETHER)) == set(itertools.chain(*GROUPS))
-
-
 @contextlib.contextmanager
 def no_waits_on_a_gpu() -> Iterator[None]:
     torch.cuda.set_sync_debug_mode("error")
@@ -253,13 +242,3 @@ def test_the_parts_of_steps_on_a_gpu_add_up(
     )
     assert profile.num_kernels > 10
     assert profile.waits == ()
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_a_loss_that_waits_is_found(toy: MakeConfig, tmp_path: Path) -> None:
-    profile = profiled(
-        toy(loss={"_target_": f"{__name__}.loss_that_reads"}, device="cuda"),
-        tmp_path,
-        num_profiled=2,
-    )
-    assert [line.rpartition(":")[0] for line in profile.waits] == [__file__]

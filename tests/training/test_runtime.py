@@ -2,7 +2,6 @@
 gradients a step adds up.
 """
 
-import contextlib
 import copy
 import sys
 from collections.abc import Callable
@@ -15,14 +14,10 @@ from autotune.config.compose import Composer
 from autotune.config.schema import PrecisionConfig, TrialConfig
 from autotune.errors import ConfigError, InvalidTrialError
 from autotune.space import Suggestion
-from autotune.training.components import Components, make_components
-from autotune.training.data import load_data
-from autotune.training.runtime import GraphedGradients, Precision, checkpoint_activations
-from autotune.training.step import TrainingStep
+from autotune.training.runtime import Precision, checkpoint_activations
 
 MakeConfig = Callable[..., TrialConfig]
 CPU = torch.device("cpu")
-OPERATORS = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
 OF_TORCHAO = ["ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"]
 
 
@@ -91,27 +86,6 @@ def test_a_model_says_itself_which_blocks_are_checkpointed() -> None:
     assert (model.first.passes, model.second.passes) == (1, 2)
 
 
-@pytest.mark.parametrize("micro_batch_size", [5, 32])
-def test_gradients_of_micro_batches_add_up_to_those_of_the_batch(
-    trial_config: MakeConfig, micro_batch_size: int
-) -> None:
-    def gradients(override: str) -> list[torch.Tensor]:
-        config = trial_config(override)
-        data = load_data(config)
-        torch.manual_seed(0)
-        parts: Components = make_components(config, data, CPU, 10)
-        step = TrainingStep(config, parts, Precision(config.precision, CPU), 5, 10)
-        step._compute_gradients(data.train.inputs[:32], data.train.targets[:32])
-        return [parameter.grad for parameter in parts.model.parameters()]
-
-    whole, added = (
-        gradients("runtime.micro_batch_size=null"),
-        gradients(f"runtime.micro_batch_size={micro_batch_size}"),
-    )
-    for mine, other in zip(added, whole, strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-7)
-
-
 def test_a_setting_of_one_training_is_not_left_to_the_next(trial_config: MakeConfig) -> None:
     from autotune.training.loop import train
 
@@ -124,43 +98,6 @@ def test_a_setting_of_one_training_is_not_left_to_the_next(trial_config: MakeCon
 
 
 GRAPHS = "runtime.compile=reduce-overhead"
-
-
-class OnTheCPU:
-    """Stands for a CUDA graph and for its stream on a machine without a GPU: what would be
-    captured is only run, and so is a replay.
-    """
-
-    def __init__(self) -> None:
-        self.replay: Callable[[], None] = lambda: None
-
-    def wait_stream(self, other: object) -> None:
-        """Nothing runs beside anything else here."""
-
-
-def test_a_graph_that_is_captured_amid_a_training_leaves_its_running_statistics(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("Stream", "CUDAGraph", "current_stream"):
-        monkeypatch.setattr(torch.cuda, name, OnTheCPU)
-    for name in ("graph", "stream"):
-        monkeypatch.setattr(torch.cuda, name, lambda *_, **__: contextlib.nullcontext())
-    model, inputs = Counting(), torch.randn(8, 6)
-    plain = copy.deepcopy(model)
-
-    def add_gradients(inputs: torch.Tensor, _: torch.Tensor) -> None:
-        model(inputs).sum().backward()
-
-    graphed = GraphedGradients(add_gradients, model)
-    # a technique unfreezes the first layer: a second graph is captured
-    for trainable in (False, True):
-        model.linear.requires_grad_(trainable)
-        graphed(inputs, inputs)
-        assert model.passes > 1  # it was warmed up
-        assert all(
-            torch.equal(left, right)
-            for left, right in zip(model.buffers(), plain.buffers(), strict=True)
-        )
 
 
 @pytest.mark.parametrize(
@@ -251,28 +188,3 @@ def test_float8_rounds_the_products_of_layers_that_fit_and_of_no_others() -> Non
     assert type(converted[1]) is torch.nn.Linear
     converted(inputs).square().mean().backward()
     assert converted[0].weight.grad.isfinite().all()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings(*OF_TORCHAO)
-def test_float8_refuses_a_model_that_it_cannot_speed_up() -> None:
-    pytest.importorskip("torchao", reason="float8 needs torchao, an optional extra")
-    with pytest.raises(ConfigError, match="no linear layer whose sizes are multiples of 16"):
-        precision(float8=True).convert(
-            torch.nn.Sequential(torch.nn.Conv2d(1, 16, 3), torch.nn.Linear(10, 10))
-        )
-
-
-@pytest.mark.parametrize("float32_precision", ["ieee", "tf32"])
-def test_code_that_reads_whether_tf32_is_allowed_is_told(float32_precision: str) -> None:
-    for each in (torch.backends, torch.backends.cudnn, *OPERATORS):
-        each.fp32_precision = "tf32"  # as an earlier training's own code may have left it
-    precision(float32_precision=float32_precision).apply()
-    is_allowed = float32_precision == "tf32"
-    assert torch.backends.cudnn.allow_tf32 is is_allowed
-    assert torch.backends.cuda.matmul.allow_tf32 is is_allowed
-    assert torch.get_float32_matmul_precision() == ("high" if is_allowed else "highest")
-    assert [each.fp32_precision == "tf32" for each in OPERATORS] == [is_allowed] * 3
-    precision(float32_precision=None).apply()
-    assert torch.backends.cudnn.allow_tf32
-    assert torch.get_float32_matmul_precision() == "highest"

@@ -3,7 +3,6 @@ number.
 """
 
 import ast
-import copy
 import json
 import re
 import subprocess
@@ -246,15 +245,6 @@ def test_what_a_script_cannot_say_is_refused_by_its_key(overrides: str, key: str
     with pytest.raises(ConfigError, match=f"^{re.escape(key)}") as refused:
         standalone_script(config_of(overrides), num_threads=1)
     assert "accepted in a stand-alone script is" in str(refused.value)
-
-
-def test_a_knob_that_the_script_does_not_know_is_refused_where_it_is_set() -> None:
-    config = copy.deepcopy(config_of("experiment=cnn"))
-    vars(config.runtime)["new_knob"] = False
-    standalone_script(config, num_threads=1)
-    vars(config.runtime)["new_knob"] = True
-    with pytest.raises(ConfigError, match=r"^runtime\.new_knob: found True"):
-        standalone_script(config, num_threads=1)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import multiprocessing
 import threading
 import traceback
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -93,19 +92,6 @@ def in_phases(clock: TrainingClock) -> Iterator[Mapping[str, Any]]:
 def in_phases_reported(report: Report, clock: TrainingClock) -> None:
     for evaluation in in_phases(clock):
         report(**evaluation)
-
-
-_LEFT: list["weakref.ref[threading.Event]"] = []
-"""What calls of ``littering`` left in reference cycles."""
-
-
-def littering(report: Report) -> None:
-    """Reports how many of the earlier calls' leavings are still there, and leaves some."""
-    alive = sum(left() is not None for left in _LEFT)
-    cycle: list[Any] = [held := threading.Event()]
-    cycle.append(cycle)
-    _LEFT.append(weakref.ref(held))
-    report(float(alive))
 
 
 def saying(value: Any, key: str = "metric") -> Iterator[Mapping[str, Any]]:
@@ -282,17 +268,16 @@ def in_a_process(queue: "multiprocessing.SimpleQueue[str]") -> None:
 
 
 def reporting_in_processes() -> None:
-    for method in ("fork", "spawn"):
-        context = multiprocessing.get_context(method)
-        queue = context.SimpleQueue()
-        process = context.Process(target=in_a_process, args=(queue,))
-        process.start()
-        process.join()
-        autotune.report(float("call it in the process that trains" in queue.get()) / 4)
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    process = context.Process(target=in_a_process, args=(queue,))
+    process.start()
+    process.join()
+    autotune.report(float("call it in the process that trains" in queue.get()) / 4)
 
 
 def test_a_report_from_a_process_that_the_function_starts_is_refused_there(own: MakeConfig) -> None:
-    assert [evaluation.metric for evaluation in run(own(reporting_in_processes))] == [0.25, 0.25]
+    assert [evaluation.metric for evaluation in run(own(reporting_in_processes))] == [0.25]
 
 
 @pytest.mark.parametrize(

@@ -204,20 +204,3 @@ def test_the_weights_that_are_kept_are_whole(
     assert list(shared) == list(alone)
     for name, weights in alone.items():
         torch.testing.assert_close(shared[name], weights, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("parallelism", ["ddp", "fsdp", "pipeline"])
-def test_ranks_end_together_when_time_is_over(ranks: Ranks, parallelism: str) -> None:
-    long = [each for each in SHORT if not each.startswith(("epochs", "target.max"))]
-    found = ranks.train(
-        2, [*long, f"parallelism={parallelism}", "epochs=10000", "target.max_train_seconds=0.5"]
-    )
-    assert isinstance(found[0], list), found[0]
-    assert found[1] == []
-
-
-@pytest.mark.slow
-def test_an_error_of_one_rank_ends_the_others(ranks: Ranks) -> None:
-    found = ranks.train(2, [*SHORT, "parallelism=ddp", "parallelism.compression=bf16"])
-    assert all("which needs NCCL" in each for each in found)

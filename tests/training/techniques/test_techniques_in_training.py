@@ -51,11 +51,6 @@ def transfer(checkpoint: Path, unfreeze_at: float) -> dict[str, Any]:
     return {"_target_": f"{TECHNIQUES}.transfer.Transfer", **values}
 
 
-def distillation(checkpoint: Path) -> dict[str, Any]:
-    values = {"source": None, "checkpoint": str(checkpoint), "temperature": 2.0, "mix": 0.5}
-    return {"_target_": f"{TECHNIQUES}.distillation.Distillation", **values}
-
-
 class Toy:
     """Makes configurations of 16 steps that no target ends, and runs them."""
 
@@ -130,10 +125,3 @@ def test_a_transferred_training_starts_from_the_source(
     taken, _ = read_weights(source)
     changed = {name for name, found in toy.trained().items() if not torch.equal(found, taken[name])}
     assert changed == (set(taken) if moves else {"classifier.weight", "classifier.bias"})
-
-
-def test_a_distilled_training_learns_from_both(toy: Toy, source: Path) -> None:
-    plain = toy.train(toy.config())[-1]
-    taught = toy.train(toy.config(technique=distillation(source)))[-1]
-    assert taught.loss != plain.loss
-    assert taught.metric > 0.8
