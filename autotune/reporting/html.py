@@ -17,6 +17,7 @@ from plotly.offline import get_plotlyjs
 
 from autotune.files import replace_file
 from autotune.outcome import Outcome
+from autotune.reporting import scores
 from autotune.reporting.concluded_study import ConcludedStudy, read_concluded_study, readable
 from autotune.reporting.drawing import (
     Chart,
@@ -24,15 +25,6 @@ from autotune.reporting.drawing import (
     target_label,
     value_text,
     write_charts,
-)
-from autotune.reporting.scores import (
-    counted,
-    describe_arm,
-    describe_interval,
-    describe_ratio,
-    describe_reached,
-    format_expected,
-    format_seconds,
 )
 from autotune.reporting.study_charts import study_charts
 from autotune.reporting.study_files import REPORT
@@ -71,23 +63,14 @@ def _page(study: ConcludedStudy, effects: Effects | None, charts: Mapping[str, C
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
-        "counted": counted,
-        "date": _date,
-        "format_seconds": format_seconds,
-        "interval": describe_interval,
-        "in_words": describe_ratio,
-        "number": _number,
-        "reached": describe_reached,
-        "scores": describe_arm,
-        "expected": format_expected,
-        "value": lambda value: "not set" if value is None else value_text(value),
-    }
+    environment.filters |= {"date": _date, "number": _number}
     target, trials = study.recording.target, study.trials
     measured = trials[trials.metric.notna()]
     return environment.get_template("report.html.jinja").render(
         study=study,
         summary=study.summary,
+        scores=scores,
+        value_text=value_text,
         scale=study.scale,
         trials=trials,
         target=target_label(target),

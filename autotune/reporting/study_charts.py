@@ -156,7 +156,8 @@ def _curves_chart(study: ConcludedStudy) -> Chart | None:
         return None
     shown = curves.metric, [target.value, *curves.metric[curves.trial == best]]
     num_curves, stride = curves.trial.nunique(), math.ceil(len(curves) / _MAX_CURVE_POINTS)
-    curves = every(curves, stride)
+    is_kept = (curves.groupby("trial").cumcount() % stride == 0) | ~curves.trial.duplicated("last")
+    curves = curves[is_kept]
     curves = curves.assign(group=curves.trial.map(study.trials.outcome.astype(str)))
     colours, best_name = dict(reversed(COLOURS.items())), f"trial {best}, the best"
     if best in study.trials.index:
@@ -209,12 +210,6 @@ def _metric_range(metrics: Sequence[float], always_shown: Sequence[float]) -> li
     low, high = max(low - 2 * spread, min(metrics)), min(high + 2 * spread, max(metrics))
     margin = 0.03 * (high - low) or 0.1 * abs(high) or 1.0
     return [low - margin, high + margin]
-
-
-def every(curves: pd.DataFrame, stride: int) -> pd.DataFrame:
-    """Keep every ``stride``-th evaluation of each trial, plus its last."""
-    position = curves.groupby("trial").cumcount()
-    return curves[(position % stride == 0) | ~curves.trial.duplicated(keep="last")]
 
 
 def _effect_charts(effects: Effects) -> list[Chart]:
