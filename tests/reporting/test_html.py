@@ -21,7 +21,7 @@ from autotune.recording import write_recording
 from autotune.report_command import report_command, write_report
 from autotune.reporting.study_files import write_json, write_trials
 from autotune.space import SearchSpace
-from tests.support.records import make_evaluation
+from tests.support.records import make_evaluation, make_result
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60.0)
 SPACE = {
@@ -38,7 +38,7 @@ def ended(
         "values", {"optimizer": "adam" if trial % 2 else "sgd", "lr": 10 ** -(1 + trial % 7 / 3)}
     )
     top = 0.91 if outcome is Outcome.REACHED else 0.7
-    evaluations = tuple(
+    evaluations = [
         make_evaluation(
             seconds * step / num_evaluations,
             step=step,
@@ -51,19 +51,9 @@ def ended(
             outcome=outcome if step == num_evaluations else None,
         )
         for step in range(1, num_evaluations + 1)
-    )
-    fields: dict[str, Any] = {
-        "trial": trial,
-        "values": values,
-        "overrides": (),
-        "seed": 40 + trial,
-        "outcome": outcome,
-        "evaluations": evaluations,
-        "started_at": 1e9 + 10 * trial,
-        "stopped_at": 1e9 + 10 * trial + seconds,
-        "fingerprint": {},
-    }
-    return TrialResult(**(fields | changed))
+    ]
+    times = {"started_at": 1e9 + 10 * trial, "stopped_at": 1e9 + 10 * trial + seconds}
+    return make_result(trial, outcome, *evaluations, values=values, **times, **changed)
 
 
 TRIALS = [

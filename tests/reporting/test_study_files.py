@@ -34,10 +34,8 @@ def ended(
 RESULTS = [
     ended(0, 40.0, 1),
     ended(1, 12.0, 4),
-    ended(2, 30.0, 2),
     ended(3, 25.0, 2),
     ended(4, 7.0, 8),
-    ended(5, 60.0, 1),
     ended(6, 1.0, 1, Outcome.CAPPED),
     ended(7, 13.0, 4),
 ]
@@ -64,7 +62,7 @@ def test_the_front_is_a_table_and_told_with_what_each_preference_picks(tmp_path:
         ["0", "40.0", "40.0", "thrifty", "workers=1"],
     ]
     assert front.lines() == [
-        "Pareto front: 3 of 7 trials that reached the target, by time, devices",
+        "Pareto front: 3 of 5 trials that reached the target, by time, devices",
         "  balanced  picks trial 4: time 7.00 s, devices 56 device-s",
         "  quick     picks trial 4: time 7.00 s, devices 56 device-s",
         "  thrifty   picks trial 0: time 40.0 s, devices 40 device-s",
@@ -106,11 +104,6 @@ def test_a_row_for_each_stretch_and_none_for_a_trial_that_waits(tmp_path: Path) 
         ("1", "2", "0", "0.0", "4.5", "REACHED"),
         ("2", "0", "0", "1.5", "2.5", "PAUSED"),
     ]
-    with path.open(newline="") as file:
-        assert all(
-            0 <= float(row["started_seconds"]) <= float(row["stopped_seconds"]) < 60
-            for row in csv.DictReader(file)
-        )
     with (tmp_path / "trials.csv").open(newline="") as file:
         assert [(row["trial"], row["outcome"], row["score"]) for row in csv.DictReader(file)] == [
             ("2", "REACHED", "4.5"),
