@@ -138,7 +138,9 @@ def _plan_and_run(
             "reading the configuration and checking every branch of the search space"
         ):
             capabilities = cluster.capabilities_of(config.cluster, launcher)
-            planned = plan.plan_study(composer, capabilities, study)
+            planned = plan.plan_study(
+                composer, capabilities, study, code_folders=code_folders, command=command
+            )
             if trains_now:
                 sources.train_missing_sources(composer, say)
             # on a remote cluster, this machine need not have the data set
@@ -151,8 +153,6 @@ def _plan_and_run(
             return 0
         return run_study.run_study(
             planned,
-            command=command,
-            code_folders=code_folders,
             console=console,
             connection=connection,
             launcher=launcher,

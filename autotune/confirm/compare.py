@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -19,26 +19,24 @@ from rich.console import Console
 
 from autotune.config.build import build_partial, call
 from autotune.config.compose import Composed, Composer, Source, split_overrides
-from autotune.config.schema import Config, TrialConfig
+from autotune.config.schema import TrialConfig
 from autotune.confirm.runs import Lanes, Run, RunsInTurns
 from autotune.confirm.statistics import in_turns
 from autotune.errors import AutotuneError, ClusterError, ConfigError, WorkerError
 from autotune.execution.cluster import RayConnection, capabilities_of, check_can_start
 from autotune.execution.interrupt import interruptible
 from autotune.execution.launcher import CHECK_TRAINING, Launcher, calling
+from autotune.execution.live_study import say
 from autotune.execution.plan import (
+    TrainingPlan,
     deadline_seconds,
     device_lines,
-    resources_of,
     unsuitable,
-    workload_of,
 )
-from autotune.execution.settings import check_budget, study_name
+from autotune.execution.settings import check_limits, study_name
 from autotune.execution.study_folder import log_file, shown_path, sole_user
-from autotune.execution.task import TrialTask
 from autotune.hiding import without_secrets
 from autotune.measurement import TrialResult
-from autotune.mlflow_logs import logs_folder
 from autotune.objective import check_measured
 from autotune.outcome import Outcome
 from autotune.reporting.comparison import Compared, Comparison, verdict, write_comparison
@@ -46,9 +44,9 @@ from autotune.reporting.runs_terminal import RunsDisplay, print_comparison
 from autotune.reporting.scores import describe_arm
 from autotune.search.points import derived_seed
 from autotune.space import Suggestion
-from autotune.tracking.tracker import FinishedRun, StudyEnd, StudyInfo, TrackedTrial
+from autotune.tracking.tracker import FinishedRun, StudyEnd, TrackedTrial
 from autotune.tracking.writer import TrackerWriter
-from autotune.training.capabilities import Capabilities, versions
+from autotune.training.capabilities import versions
 from autotune.training.sources import train_missing_sources
 
 _SAME = ("target", "evaluate_every_samples", "objective", "cluster", "tracking", "study", "seed")
@@ -80,21 +78,12 @@ class Candidate(Compared):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparisonPlan(Comparison):
+class ComparisonPlan(Comparison, TrainingPlan):
     """A checked plan of a comparison, which becomes its result as runs end."""
 
     configurations: tuple[Candidate, ...]
-    folder: Path
-    capabilities: Capabilities
-    code_folders: tuple[str, ...]
-    """Folders that may hold Python modules of the user's own."""
     facts: Mapping[str, Any]
     """Facts about the command and the machine, kept in the comparison's files."""
-
-    @property
-    def config(self) -> Config:
-        """The configuration of what all share, such as cluster and tracker."""
-        return self.configurations[0].composed.config
 
     @property
     def missing_sources(self) -> tuple[Source, ...]:
@@ -110,47 +99,28 @@ class ComparisonPlan(Comparison):
         lines = (device_lines(each.trial, self.capabilities) for each in self.configurations)
         return list(dict.fromkeys(itertools.chain.from_iterable(lines)))
 
-    def resources(self, config: TrialConfig) -> tuple[int, int]:
-        """Numbers of CPUs and whole GPUs that one run takes."""
-        return resources_of(config, self.config.cluster, self.capabilities)
-
-    def run(self, index: int, number: int, *, started_at: float = 0.0) -> Run:
+    def run(self, index: int, number: int) -> Run:
         """The run of a configuration in a round, whose runs share a seed."""
-        each = self.configurations[index]
+        each, name = self.configurations[index], f"{self.configurations[index].name}-{number}"
         seed = derived_seed(self.config.study.seed, f"compare {number}")
         config = each.composer.compose_suggestion(Suggestion({}), seed=seed).trial
-        num_cpus, num_gpus = self.resources(config)
         groups, values = split_overrides(each.composer, each.overrides)
+        deadline = max(deadline_seconds(one.composed) for one in self.configurations)
         return Run(
             configuration=index,
             number=number,
             label=each.name,
             num_runs=self.num_wanted,
-            task=TrialTask(
-                name=f"{each.name}-{number}",
-                config=config,
-                cap_seconds=math.inf,
-                num_threads=num_cpus // config.num_workers,
-                deadline_seconds=max(deadline_seconds(one.composed) for one in self.configurations),
-                code_folders=self.code_folders,
-                working_folder=str(Path.cwd()),
-                hang_folder=str(self.folder),
-                logs_folder=logs_folder(self.config.tracking, self.folder),
-                num_cpus=num_cpus,
-                num_gpus=num_gpus,
-                placement=self.config.cluster.placement.upper(),
-                accelerator_type=self.config.cluster.accelerator_type,
-                score_test=True,
-            ),
+            task=self.task(name, config, math.inf, deadline, score_test=True),
             tracked=TrackedTrial(
-                name=f"{each.name}-{number}",
+                name=name,
                 phase="compare",
                 trial=number,
                 values={"side": each.name, **groups, **values},
                 overrides=each.overrides,
                 make_config=config.as_dict,
                 seed=seed,
-                started_at=started_at,
+                started_at=0.0,
             ),
         )
 
@@ -158,7 +128,7 @@ class ComparisonPlan(Comparison):
         """The runs that have ended, as a tracker knows them."""
         return [
             (
-                self.run(index, number, started_at=result.started_at).tracked,
+                replace(self.run(index, number).tracked, started_at=result.started_at),
                 result,
                 score.score if score.reached else None,
             )
@@ -167,26 +137,10 @@ class ComparisonPlan(Comparison):
             for result in (each.runs[number],)
         ]
 
-    def tracker_info(self) -> StudyInfo:
-        """Facts on the comparison for its tracker."""
-        return StudyInfo(
-            name=self.name,
-            kind="comparison",
-            workload=workload_of(self.configurations[0].composed),
-            experiment=self.experiment,
-            folder=str(self.folder),
-            settings={
-                "experiment": self.experiment,
-                "target": f"{self.target.metric} {self.target.value:g}",
-                "max_train_seconds": self.target.max_train_seconds,
-                "objective": self.config.objective["_target_"].rpartition(".")[2],
-                "score": self.scale.description,
-                "num_seeds": self.num_seeds,
-                "seed": self.config.study.seed,
-                **{each.name: " ".join(each.overrides) for each in self.configurations},
-            },
-            tags={"autotune.device": self.capabilities.device_name},
-        )
+    def settings(self) -> dict[str, object]:
+        """What is compared and how, in a few words for people."""
+        overrides = {each.name: " ".join(each.overrides) for each in self.configurations}
+        return {**super().settings(), "num_seeds": self.num_seeds, **overrides}
 
     def metrics(self) -> dict[str, float]:
         """The comparison's metrics for a tracker, such as ``b_time_to_target_ratio``."""
@@ -290,7 +244,7 @@ def plan_comparison(
     first = configurations[0]
     config = first.composed.config
     capabilities = capabilities_of(config.cluster, launcher)
-    check_budget(config)
+    check_limits(config)
     for each in configurations:
         if (reason := unsuitable(each.trial, config.cluster, capabilities)) is not None:
             raise ConfigError(f"{each.name}: cannot run here: {reason}")
@@ -306,9 +260,12 @@ def plan_comparison(
         target=first.trial.target,
         num_seeds=num_seeds,
         configurations=configurations,
+        composed=first.composed,
+        objective=first.objective,
         folder=folder,
         capabilities=capabilities,
         code_folders=tuple(code_folders),
+        command=tuple(command),
         facts={
             "command": list(map(without_secrets, command)),
             "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -318,12 +275,12 @@ def plan_comparison(
 
 
 def check_comparison(
-    plan: ComparisonPlan, say: Callable[[str], None], launcher: Launcher | None
+    plan: ComparisonPlan, tell: Callable[[str], None], launcher: Launcher | None
 ) -> None:
     """Train the checkpoints that configurations start from, then make the components of each once.
 
     Args:
-        say: called with a line of text when a checkpoint is trained.
+        tell: called with a line of text when a checkpoint is trained.
         launcher: what makes the components, in place of this process.
 
     Raises:
@@ -333,7 +290,7 @@ def check_comparison(
     with calling(launcher) as call_there:
         for each in plan.configurations:
             try:
-                train_missing_sources(each.composer, say)
+                train_missing_sources(each.composer, tell)
                 if plan.config.cluster.is_local:  # a remote cluster may have data that is not here
                     call_there(CHECK_TRAINING, each.trial)
             except AutotuneError as error:
@@ -381,11 +338,9 @@ def run_comparison(
         tracker = TrackerWriter(
             plan.config.tracking,
             plan.configurations[0].trial.allowed_targets,
-            make_info=plan.tracker_info,
+            make_info=partial(plan.tracker_info, "comparison"),
             ended=plan.ended_runs,
-            say=lambda line: console.print(
-                without_secrets(line), markup=False, highlight=False, soft_wrap=True
-            ),
+            say=partial(say, console),
         )
         try:
             with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C ends the runs at once
@@ -454,7 +409,7 @@ def _make_runs(
             size=size,
             tracker=tracker,
             display=display,
-            objective=configurations[0].objective,
+            objective=plan.objective,
             interrupt=interrupt,
             max_retakes=plan.config.search.max_retakes,
             check_ray=connection.check,

@@ -22,7 +22,7 @@ from autotune.confirm.race import Configuration
 from autotune.errors import FileError, StudyError, WorkerError
 from autotune.execution.best_weights import BEST_WEIGHTS, best_model, keep_best
 from autotune.execution.exported import ARGUMENTS, SCRIPT, compose_exported, write_program
-from autotune.execution.live_study import LiveStudy, busy_seconds, study_settings
+from autotune.execution.live_study import LiveStudy, busy_seconds
 from autotune.execution.study_folder import shown_path
 from autotune.files import FORMATS, replace_file
 from autotune.hiding import MARK, without_secrets, without_secrets_in
@@ -35,7 +35,6 @@ from autotune.reporting.scores import (
     describe_ratio,
     describe_reached,
     format_seconds,
-    score_format_of,
 )
 from autotune.reporting.study_files import (
     REPORT,
@@ -133,7 +132,8 @@ def _told_faults(live: LiveStudy) -> Iterator[None]:
         yield
     except (FileError, OSError) as error:
         raise StudyError(
-            f"{error}; every run is kept, and the files are written with: {live.resume_command}"
+            f"{error}; every run is kept, and the files are written with:"
+            f" {live.plan.command_line()}"
         ) from error
 
 
@@ -159,7 +159,7 @@ def _write_files(
         plan.space,
         results,
         policy.scores,
-        score_format_of(plan.objective).unit,
+        plan.score_format.unit,
     )
     write_recording(
         folder / "recording",
@@ -256,7 +256,7 @@ def _print_result(
     for line in front.lines() if front is not None else ():
         _say(live, line)
     if confirmation is None:
-        scores, scale = policy.scores, score_format_of(plan.objective)
+        scores, scale = policy.scores, plan.score_format
         number = min(scores, key=lambda number: scores[number])
         best_word = "fastest" if scale.is_time else "best"
         _say(
@@ -271,7 +271,7 @@ def _print_result(
         f"{format_seconds(_train_seconds(results))} of training in"
         f" {format_seconds(busy_seconds(runs))} of wall clock"
     )
-    scale, is_exported = score_format_of(plan.objective), _is_exported(confirmation)
+    scale, is_exported = plan.score_format, _is_exported(confirmation)
     browse = browse_command(plan.config.tracking, shown_path(plan.folder.parent))
     print_summary(
         live.console,
@@ -297,7 +297,7 @@ def _print_result(
             *([("browse the runs", browse)] if browse else []),
             *([(f"there, {_PAGE}", live.tracker.page)] if live.tracker.page else []),
             *(_export_commands(live) if is_exported else []),
-            ("search further", live.further_command),
+            ("search further", live.plan.further_command),
         ],
     )
     return 0
@@ -328,7 +328,7 @@ def _description(live: LiveStudy, confirmation: Confirmation) -> str:
     head = f"**{live.plan.experiment}** to {live.plan.trial.target}"
     if confirmation.best is None:
         return f"{head}\n\nNothing reached the target again on fresh seeds."
-    gain = score_format_of(live.plan.objective).gain.capitalize()
+    gain = live.plan.score_format.gain.capitalize()
     claim = f"{gain} over the baseline: **{describe_ratio(confirmation.speed_up)}**"
     table = "\n".join(
         [
@@ -356,7 +356,7 @@ def summary_json(live: LiveStudy, confirmation: Confirmation | None) -> dict[str
     best_runs = [
         run for (trial, _), run in runs.items() if best is not None and trial == best.trial
     ]
-    scale, everything = score_format_of(plan.objective), [*results, *runs.values()]
+    scale, everything = plan.score_format, [*results, *runs.values()]
     target = plan.trial.target
     claim: dict[str, Any] = {
         "baseline": None,
@@ -415,8 +415,8 @@ def summary_json(live: LiveStudy, confirmation: Confirmation | None) -> dict[str
             None,
         ),
         "versions": versions(),
-        "command": live.resume_command,
-        "settings": study_settings(plan),
+        "command": live.plan.command_line(),
+        "settings": plan.settings(),
         "seeds": {
             "study": plan.config.study.seed,
             "confirmation": list(dict.fromkeys(run.seed for run in runs.values())),
@@ -503,7 +503,7 @@ def _outlook_note(live: LiveStudy, confirmation: Confirmation) -> list[tuple[str
     score = None if best is None else confirmation.scores[best.trial].expected_score
     if outlook is None or score is None or not math.isfinite(score):
         return []
-    better = "faster" if score_format_of(live.plan.objective).is_time else "better"
+    better = "faster" if live.plan.score_format.is_time else "better"
     trainings = math.ceil(outlook.cost / (outlook.gain * score))
     text = (
         f"{outlook.num_trials} more trials: expected {outlook.gain:.1%} {better},"
@@ -581,7 +581,7 @@ def _say_nothing_reached(
         )
     _say(
         live,
-        f"search further: {live.further_command}\nor make it easier: target.value,"
+        f"search further: {live.plan.further_command}\nor make it easier: target.value,"
         " target.max_train_seconds (another study.name then)",
     )
     _say_page(live)

@@ -2,29 +2,24 @@
 
 import contextlib
 import math
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import yaml
 from rich.console import Console
 
 from autotune.config.schema import TrialConfig
 from autotune.confirm.confirmation import PlannedRace, confirmation_seed, plan_race
-from autotune.confirm.race import RaceLimits
+from autotune.confirm.race import RaceLimits, RaceState
 from autotune.execution.launcher import Launcher, calling
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import log_file, sole_user
-from autotune.execution.task import TrialTask
 from autotune.files import FORMAT_KEY, FORMATS, replace_file
 from autotune.hiding import without_secrets
 from autotune.measurement import TrialResult
-from autotune.mlflow_logs import logs_folder
 from autotune.outcome import Outcome
-from autotune.reporting.scores import score_format_of
 from autotune.reporting.terminal import StudyDisplay
 from autotune.search.samplers import PausingSampler
 from autotune.search.scheduler import Scheduler
@@ -59,32 +54,11 @@ class LiveStudy:
     tracker: TrackerWriter
     display: StudyDisplay
     console: Console
-    code_folders: tuple[str, ...]
-    """Folders that may hold Python modules of the user's own."""
-    command: tuple[str, ...]
-    """Command-line arguments that the study was started with."""
-
-    @property
-    def resume_command(self) -> str:
-        """Command line that resumes this study."""
-        return _study_command(self.plan.name, self.command, {})
-
-    @property
-    def further_command(self) -> str:
-        """Command line that continues the search with twice the budget."""
-        search = self.plan.config.search
-        doubled: dict[str, object] = (
-            {} if search.num_trials is None else {"search.num_trials": 2 * search.num_trials}
-        )
-        if search.time_budget_seconds is not None:
-            doubled["search.time_budget_seconds"] = f"{2 * search.time_budget_seconds:g}"
-        return _study_command(self.plan.name, self.command, doubled)
 
     @property
     def seconds_left(self) -> float | None:
         """Seconds of the search's time budget that are left; None means no limit."""
-        budget = self.plan.config.search.time_budget_seconds
-        return None if budget is None else budget - busy_seconds(list(self.policy.results.values()))
+        return _seconds_left(self.plan, self.policy)
 
     @property
     def has_search(self) -> bool:
@@ -142,90 +116,17 @@ class LiveStudy:
         """
         if self.has_search or self.policy.error is not None:
             return self.policy.error is None
-        if not self.needs_confirmation:
-            return False
+        return self.needs_confirmation and bool(self.race_state().pending)
+
+    def race_state(self) -> RaceState:
+        """State of the confirmation race after the runs in the storage."""
         race = self.planned_race()
-        return bool(
-            race.state(
-                confirmations(self.study), self.race_limits(race), self.plan.objective
-            ).pending
-        )
-
-    def task(
-        self,
-        name: str,
-        config: TrialConfig,
-        cap_seconds: float,
-        deadline_seconds: float,
-        *,
-        score_test: bool = False,
-        weights_path: Path | None = None,
-        launcher: str | None = None,
-    ) -> TrialTask:
-        """Make the task that a worker needs to run one training of this study."""
-        num_cpus, num_gpus = self.plan.resources(config)
-        return TrialTask(
-            name=name,
-            config=config,
-            cap_seconds=cap_seconds,
-            num_threads=self.plan.num_threads(config),
-            deadline_seconds=deadline_seconds,
-            code_folders=self.code_folders,
-            working_folder=str(Path.cwd()),
-            hang_folder=str(self.plan.folder),
-            logs_folder=logs_folder(self.plan.config.tracking, self.plan.folder),
-            num_cpus=num_cpus,
-            num_gpus=num_gpus,
-            placement=self.plan.config.cluster.placement.upper(),
-            accelerator_type=self.plan.config.cluster.accelerator_type,
-            score_test=score_test,
-            weights_path=None if weights_path is None else str(weights_path),
-            launcher=launcher,
-        )
-
-
-def push_command(command: Sequence[str], study: str) -> str:
-    """Command line that writes to the tracker what it lacks of the study that ``command``
-    started, and trains nothing.
-    """
-    return _command_line(["record", "--push"], command, {"study.name": study})
-
-
-def _study_command(study: str, command: Sequence[str], values: Mapping[str, object]) -> str:
-    """Command line that goes on with the study that ``command`` started, with some values
-    replaced.
-    """
-    return _command_line([], command, {"study.name": study, **values})
-
-
-def _command_line(
-    begin: Sequence[str], command: Sequence[str], replaced: Mapping[str, object]
-) -> str:
-    """A command line of a study's arguments, without passwords, and with some keys replaced."""
-    kept = [
-        argument for argument in command if argument.partition("=")[0] not in {*replaced, "dry_run"}
-    ]
-    shown = [without_secrets(argument) for argument in kept]
-    return shlex.join(
-        [
-            "python",
-            "-m",
-            "autotune",
-            *begin,
-            *shown,
-            *(f"{key}={value}" for key, value in replaced.items()),
-        ]
-    )
+        return race.state(confirmations(self.study), self.race_limits(race), self.plan.objective)
 
 
 @contextlib.contextmanager
 def opened(
-    plan: StudyPlan,
-    *,
-    command: Sequence[str],
-    code_folders: Sequence[str],
-    console: Console,
-    launcher: Launcher | None = None,
+    plan: StudyPlan, *, console: Console, launcher: Launcher | None = None
 ) -> Iterator[LiveStudy]:
     """Open a study, and resume it if an earlier process has begun it.
 
@@ -242,21 +143,26 @@ def opened(
     with (
         sole_user(plan.folder),
         log_file(plan.folder / "autotune.log"),
-        told_storage_errors(_study_command(plan.name, command, {})),
+        told_storage_errors(plan.command_line()),
     ):
-        study, sampler = _open_storage(plan)
+        study, sampler = open_study(
+            plan.name,
+            plan.folder,
+            storage_url=plan.config.search.storage,
+            make_sampler=plan.sampler,
+            seed=plan.config.study.seed,
+            definition=plan.definition(),
+        )
+        if not study.metric_names:
+            study.set_metric_names([plan.score_format.description])
         policy = _policy(plan, study, sampler)
-
-        def say(line: str) -> None:
-            console.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True)
-
         tracker = TrackerWriter(
             plan.config.tracking,
             plan.trial.allowed_targets,
             make_info=partial(_tracker_info, plan, launcher, is_resumed=bool(policy.results)),
             ended=partial(_ended_runs, plan, study, policy),
-            rest_command=push_command(command, plan.name),
-            say=say,
+            rest_command=plan.command_line(["record", "--push"]),
+            say=partial(say, console),
         )
         live = LiveStudy(
             plan=plan,
@@ -265,8 +171,6 @@ def opened(
             tracker=tracker,
             display=_display(plan, policy, console),
             console=console,
-            code_folders=tuple(code_folders),
-            command=tuple(command),
         )
         try:
             yield live
@@ -276,8 +180,13 @@ def opened(
         tracker.close_if_open(is_interrupt=True)
 
 
+def say(console: Console, line: str, style: str | None = None) -> None:
+    """Print a line as it is, but for passwords."""
+    console.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True, style=style)
+
+
 def tracked_confirmation(
-    plan: StudyPlan, trial: int, suggestion: Suggestion, number: int, *, started_at: float = 0.0
+    plan: StudyPlan, trial: int, suggestion: Suggestion, number: int
 ) -> TrackedTrial:
     """The record by which a tracker knows one confirmation run; ``number`` is that of its round."""
     return TrackedTrial(
@@ -288,7 +197,7 @@ def tracked_confirmation(
         overrides=tuple(suggestion.as_overrides()),
         make_config=lambda: confirmation_config(plan, suggestion, number).as_dict(),
         seed=confirmation_seed(plan.config.study.seed, number),
-        started_at=started_at,
+        started_at=0.0,
     )
 
 
@@ -309,20 +218,6 @@ def busy_seconds(results: Sequence[TrialResult]) -> float:
         total += max(0.0, result.stopped_at - max(until, result.started_at))
         until = max(until, result.stopped_at)
     return total
-
-
-def _open_storage(plan: StudyPlan) -> tuple[Study, PausingSampler | None]:
-    study, sampler = open_study(
-        plan.name,
-        plan.folder,
-        storage_url=plan.config.search.storage,
-        make_sampler=plan.sampler,
-        seed=plan.config.study.seed,
-        definition=plan.definition(),
-    )
-    if not study.metric_names:
-        study.set_metric_names([score_format_of(plan.objective).description])
-    return study, sampler
 
 
 def _policy(plan: StudyPlan, study: Study, sampler: PausingSampler | None) -> Scheduler:
@@ -351,15 +246,9 @@ def _policy(plan: StudyPlan, study: Study, sampler: PausingSampler | None) -> Sc
 def _ended_runs(plan: StudyPlan, study: Study, policy: Scheduler) -> list[FinishedRun]:
     """The runs in a study's storage that have ended."""
     runs = [(_tracked_search(plan, result), result) for _, result in sorted(policy.results.items())]
-    for (number, index), result in sorted(confirmations(study).items()):
-        runs.append(
-            (
-                tracked_confirmation(
-                    plan, number, Suggestion(result.values), index, started_at=result.started_at
-                ),
-                result,
-            )
-        )
+    for (trial, number), result in sorted(confirmations(study).items()):
+        tracked = tracked_confirmation(plan, trial, Suggestion(result.values), number)
+        runs.append((replace(tracked, started_at=result.started_at), result))
     return [
         (trial, result, plan.objective.score(result) if result.outcome is Outcome.REACHED else None)
         for trial, result in runs
@@ -375,42 +264,18 @@ def _tracker_info(plan: StudyPlan, launcher: Launcher | None, *, is_resumed: boo
         facts = call_there("autotune.training.diagnosis:this_machine")
     machine = {FORMAT_KEY: FORMATS["machine"], **facts}
     replace_file(plan.folder / "machine.yaml", yaml.safe_dump(machine, sort_keys=False))
-    return StudyInfo(
-        name=plan.name,
-        kind="study",
-        workload=plan.workload,
-        experiment=plan.experiment,
-        folder=str(plan.folder),
-        settings=study_settings(plan),
-        tags={"autotune.device": plan.capabilities.device_name},
+    return plan.tracker_info(
+        "study",
         parameters=plan.space.keys,
         baseline=plan.baseline.values if plan.baseline is not None else {},
         is_resumed=is_resumed,
     )
 
 
-def study_settings(plan: StudyPlan) -> Mapping[str, object]:
-    """What a study searches for and how, in a few words for people."""
-    config, target = plan.config, plan.trial.target
-    return {
-        "experiment": plan.experiment,
-        "target": f"{target.metric} {target.value:g}",
-        "max_train_seconds": target.max_train_seconds,
-        "sampler": config.search.sampler["_target_"].rpartition(".")[2],
-        "stopping": config.stopping["_target_"].rpartition(".")[2],
-        "objective": config.objective["_target_"].rpartition(".")[2],
-        "score": score_format_of(plan.objective).description,
-        "num_trials": config.search.num_trials,
-        "time_budget_seconds": config.search.time_budget_seconds,
-        "seed": config.study.seed,
-    }
-
-
 def _tracked_search(plan: StudyPlan, result: TrialResult) -> TrackedTrial:
     def make_config() -> Mapping[str, object]:
-        return plan.composer.compose_suggestion(
-            Suggestion(result.values), seed=result.seed
-        ).trial.as_dict()
+        suggestion = Suggestion(result.values)
+        return plan.composer.compose_suggestion(suggestion, seed=result.seed).trial.as_dict()
 
     return TrackedTrial(
         name=search_name(result.trial),
@@ -424,17 +289,19 @@ def _tracked_search(plan: StudyPlan, result: TrialResult) -> TrackedTrial:
     )
 
 
+def _seconds_left(plan: StudyPlan, policy: Scheduler) -> float | None:
+    budget = plan.config.search.time_budget_seconds
+    return None if budget is None else budget - busy_seconds(list(policy.results.values()))
+
+
 def _display(plan: StudyPlan, policy: Scheduler, console: Console) -> StudyDisplay:
     scores = policy.scores
-    best = min(scores, key=lambda number: scores[number], default=None)
-    budget = plan.config.search.time_budget_seconds
+    best = min(scores, key=scores.__getitem__, default=None)
     return StudyDisplay(
         title=f"{plan.experiment} · study {plan.name}",
         target=plan.trial.target,
         num_trials=plan.config.search.num_trials,
-        time_budget_seconds=(
-            None if budget is None else budget - busy_seconds(list(policy.results.values()))
-        ),
+        time_budget_seconds=_seconds_left(plan, policy),
         outcomes=Counter(result.outcome for result in policy.results.values()),
         paused={
             trial.number: (
@@ -445,5 +312,5 @@ def _display(plan: StudyPlan, policy: Scheduler, console: Console) -> StudyDispl
         },
         console=console,
         best=(best, scores[best]) if best is not None else None,
-        scale=score_format_of(plan.objective),
+        scale=plan.score_format,
     )

@@ -3,7 +3,8 @@ budget and resources.
 """
 
 import json
-from collections.abc import Callable, Iterator
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,9 +16,11 @@ from autotune.config.schema import ClusterConfig, Config, TrialConfig
 from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
 from autotune.execution.cluster import ClusterSize
 from autotune.execution.settings import StudySettings, check_settings
-from autotune.hiding import without_secrets_in
+from autotune.execution.task import TrialTask
+from autotune.hiding import without_secrets, without_secrets_in
+from autotune.mlflow_logs import logs_folder
 from autotune.objective import Objective, check_measured
-from autotune.reporting.scores import score_format_of
+from autotune.reporting.scores import ScoreFormat, score_format_of
 from autotune.search.outlook import has_costs
 from autotune.search.samplers import make_sampler
 from autotune.search.stopping import StoppingRule, make_stopping
@@ -25,6 +28,7 @@ from autotune.search.study import stored_recording
 from autotune.search.warm_start import EarlierStudy, earlier_study
 from autotune.space import PowerOfTwo, SearchSpace, Suggestion, override_text
 from autotune.tracking.earlier_recordings import earlier_recordings
+from autotune.tracking.tracker import StudyInfo
 from autotune.training.capabilities import (
     Capabilities,
     cpus_per_worker,
@@ -36,56 +40,117 @@ from autotune.training.capabilities import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyPlan:
-    """A checked plan of a study."""
+class TrainingPlan:
+    """What the plans of a study and of a comparison have in common: the settings and machines of
+    all their trainings.
+    """
 
     name: str
-    folder: Path
     experiment: str
-    composer: Composer
+    folder: Path
     composed: Composed
+    """The experiment's own configuration; of a comparison, the first one."""
+    objective: Objective
+    capabilities: Capabilities
+    code_folders: tuple[str, ...] = ()
+    """Folders that may hold Python modules of the user's own."""
+    command: tuple[str, ...] = ()
+    """Command-line arguments that the study or comparison was started with."""
+
+    @property
+    def config(self) -> Config:
+        """The whole configuration."""
+        return self.composed.config
+
+    @property
+    def trial(self) -> TrialConfig:
+        """The configuration that is trained, except for what varies."""
+        return self.composed.trial
+
+    @property
+    def score_format(self) -> ScoreFormat:
+        """The format of the objective's scores."""
+        return score_format_of(self.objective)
+
+    def resources(self, config: TrialConfig) -> tuple[int, int]:
+        """Numbers of CPUs and GPUs that one training takes: whole GPUs, since it is timed."""
+        return resources_of(config, self.config.cluster, self.capabilities)
+
+    def unsuitable(self, config: TrialConfig) -> str | None:
+        """Why one training cannot run on these machines; None if it can."""
+        return unsuitable(config, self.config.cluster, self.capabilities)
+
+    def task(
+        self,
+        name: str,
+        config: TrialConfig,
+        cap_seconds: float,
+        deadline_seconds: float,
+        **fields: Any,
+    ) -> TrialTask:
+        """The task that a worker needs to run one training."""
+        num_cpus, num_gpus = self.resources(config)
+        return TrialTask(
+            name=name,
+            config=config,
+            cap_seconds=cap_seconds,
+            num_threads=num_cpus // config.num_workers,
+            deadline_seconds=deadline_seconds,
+            code_folders=self.code_folders,
+            working_folder=str(Path.cwd()),
+            hang_folder=str(self.folder),
+            logs_folder=logs_folder(self.config.tracking, self.folder),
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            placement=self.config.cluster.placement.upper(),
+            accelerator_type=self.config.cluster.accelerator_type,
+            **fields,
+        )
+
+    def settings(self) -> dict[str, object]:
+        """What is trained to which target and scored how, in a few words for people."""
+        target = self.trial.target
+        return {
+            "experiment": self.experiment,
+            "target": f"{target.metric} {target.value:g}",
+            "max_train_seconds": target.max_train_seconds,
+            "objective": self.config.objective["_target_"].rpartition(".")[2],
+            "score": self.score_format.description,
+            "seed": self.config.study.seed,
+        }
+
+    def tracker_info(self, kind: str, **fields: Any) -> StudyInfo:
+        """Facts for the tracker; ``kind`` is ``study`` or ``comparison``."""
+        if self.trial.training is not None:
+            workload = str(self.trial.training["_target_"])
+        else:
+            workload = "{model}-{data}".format_map(self.composed.choices)
+        return StudyInfo(
+            name=self.name,
+            kind=kind,
+            workload=workload,
+            experiment=self.experiment,
+            folder=str(self.folder),
+            settings=self.settings(),
+            tags={"autotune.device": self.capabilities.device_name},
+            **fields,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyPlan(TrainingPlan):
+    """A checked plan of a study."""
+
+    composer: Composer
     space: SearchSpace
     """The search space without the options that these machines cannot run."""
-    probes: tuple[tuple[str, Suggestion], ...]
-    """Points that together open every branch of the space, each with the option that it opens
-    (``key=value``, or empty)."""
     dropped: tuple[str, ...]
     """A line for each option that was removed from the space, with the reason."""
     baseline: Suggestion | None
     """The experiment's own configuration as a point of the space; None if the space does not
     contain it."""
-    objective: Objective
-    capabilities: Capabilities
     earlier: tuple[EarlierStudy, ...] = ()
     """Earlier studies that this one learns from."""
-
-    @property
-    def config(self) -> Config:
-        """The study's whole configuration."""
-        return self.composed.config
-
-    @property
-    def trial(self) -> TrialConfig:
-        """The baseline's configuration."""
-        return self.composed.trial
-
-    @property
-    def workload(self) -> str:
-        """Model and data set, such as ``simple_cnn-digits``."""
-        return workload_of(self.composed)
-
-    @property
-    def trial_deadline_seconds(self) -> float:
-        """Wall seconds after which a trial counts as hung."""
-        return deadline_seconds(self.composed)
-
-    def resources(self, config: TrialConfig) -> tuple[int, int]:
-        """Numbers of CPUs and GPUs that one trial takes: whole GPUs, since the trial is timed."""
-        return resources_of(config, self.config.cluster, self.capabilities)
-
-    def unsuitable(self, config: TrialConfig) -> str | None:
-        """Why one training cannot run on the study's machines; None if it can."""
-        return unsuitable(config, self.config.cluster, self.capabilities)
 
     @property
     def may_grow(self) -> bool:
@@ -98,20 +163,6 @@ class StudyPlan:
         )
 
     @property
-    def max_concurrent_trials(self) -> int | None:
-        """Upper limit on trials at a time; None means as many as fit.
-
-        Apple's GPU is one, and Ray counts none.
-        """
-        return 1 if self.trial.device == "mps" else self.config.search.max_concurrent_trials
-
-    def num_threads(self, config: TrialConfig) -> int:
-        """Number of CPU threads of each worker of a trial, unless the trial's configuration sets
-        one.
-        """
-        return cpus_per_worker(config, self.config.cluster, self.capabilities)
-
-    @property
     def has_idle_cpu(self) -> bool:
         """Whether confirmation runs leave a CPU idle, for work beside them: they compute on
         GPUs, or each by itself on some of the CPUs.
@@ -119,16 +170,57 @@ class StudyPlan:
         num_cpus, num_gpus = self.resources(self.trial)
         return num_gpus > 0 or num_cpus < self.capabilities.num_cpus
 
+    def num_threads(self, config: TrialConfig) -> int:
+        """Number of CPU threads of each worker, unless the trial's configuration sets one."""
+        return cpus_per_worker(config, self.config.cluster, self.capabilities)
+
+    def command_line(
+        self, subcommand: Sequence[str] = (), replaced: Mapping[str, object] | None = None
+    ) -> str:
+        """Command line that resumes the study, without passwords.
+
+        Args:
+            subcommand: what comes before the study's arguments, such as ``record --push``.
+            replaced: values of keys that the command line sets anew.
+        """
+        values = {"study.name": self.name, **(replaced or {})}
+        kept = [
+            without_secrets(argument)
+            for argument in self.command
+            if argument.partition("=")[0] not in {*values, "dry_run"}
+        ]
+        pairs = [f"{key}={value}" for key, value in values.items()]
+        return shlex.join(["python", "-m", "autotune", *subcommand, *kept, *pairs])
+
+    @property
+    def further_command(self) -> str:
+        """Command line that continues the search with twice the budget."""
+        search, doubled = self.config.search, dict[str, object]()
+        if search.num_trials is not None:
+            doubled["search.num_trials"] = 2 * search.num_trials
+        if search.time_budget_seconds is not None:
+            doubled["search.time_budget_seconds"] = f"{2 * search.time_budget_seconds:g}"
+        return self.command_line(replaced=doubled)
+
+    def settings(self) -> dict[str, object]:
+        """What the study searches for and how, in a few words for people."""
+        config = self.config
+        return {
+            **super().settings(),
+            "sampler": config.search.sampler["_target_"].rpartition(".")[2],
+            "stopping": config.stopping["_target_"].rpartition(".")[2],
+            "num_trials": config.search.num_trials,
+            "time_budget_seconds": config.search.time_budget_seconds,
+        }
+
     def definition(self) -> dict[str, Any]:
         """Settings that must be equal for two commands to mean the same study, as plain JSON."""
-        trial = {
-            key: value
-            for key, value in self.trial.as_dict().items()
-            if key not in ("seed", "allowed_targets")
-        }
+        trial = self.trial.as_dict()
         content = {
             "experiment": self.experiment,
-            "configuration": trial,
+            "configuration": {
+                key: trial[key] for key in trial if key not in ("seed", "allowed_targets")
+            },
             "search_space": self.space.as_mapping(),
             "objective": self.composed.plain["objective"],
             "seed": self.config.study.seed,
@@ -153,26 +245,15 @@ class StudyPlan:
         Raises:
             ConfigError: the sampler cannot be made.
         """
-        node, allowed = self.config.search.sampler, self.trial.allowed_targets
         return make_sampler(
-            node,
-            allowed,
+            self.config.search.sampler,
+            self.trial.allowed_targets,
             seed=seed,
             space=self.space,
             target=self.trial.target,
             objective=self.objective,
             earlier=self.earlier,
         )
-
-
-def workload_of(composed: Composed) -> str:
-    """Model and data set, such as ``simple_cnn-digits``.
-
-    For a training function of the user's own its ``_target_``.
-    """
-    if composed.trial.training is not None:
-        return str(composed.trial.training["_target_"])
-    return f"{composed.choices['model']}-{composed.choices['data']}"
 
 
 def deadline_seconds(composed: Composed) -> float:
@@ -225,12 +306,20 @@ def device_lines(config: TrialConfig, capabilities: Capabilities) -> list[str]:
 
 
 def plan_study(
-    composer: Composer, capabilities: Capabilities, settings: StudySettings | None = None
+    composer: Composer,
+    capabilities: Capabilities,
+    settings: StudySettings | None = None,
+    *,
+    code_folders: Sequence[str] = (),
+    command: Sequence[str] = (),
 ) -> StudyPlan:
     """Plan a study and check it against the machines that it will run on.
 
     Args:
         settings: what ``check_settings`` made of the composer, if that was called before.
+        code_folders: folders that may hold Python modules of the user's own.
+        command: command-line arguments that started the study, from which the command that resumes
+            it is made.
 
     Raises:
         AutotuneError: the study cannot be run; the message is one line.
@@ -241,76 +330,45 @@ def plan_study(
     reason = unsuitable(trial, config.cluster, capabilities)
     if reason is not None:
         raise ConfigError(f"this experiment's own configuration cannot run here: {reason}")
-
-    def why_not(point: Suggestion) -> str | None:
-        return unsuitable(
-            composer.compose_suggestion(point, seed=0).trial, config.cluster, capabilities
-        )
-
-    space, left_out = settings.space, []
-    if space.gpu_only and not uses_cuda(trial, capabilities):
-        left_out.append(f"{', '.join(sorted(space.gpu_only))}: for trainings on GPUs")
-        space = space.for_cpus()
-        if not space.parameters:
-            where = ", ".join(dict.fromkeys(settings.space.sources.values()))
-            raise SearchSpaceError(
-                f"{where}: all keys are searched on GPUs only, and trainings run on the CPU;"
-                " accepted is a further key"
-            )
-    space, uneven = _without_uneven(space, trial, *_devices(trial, config.cluster, capabilities))
-    left_out += uneven
-    space, dropped = _without_unsuitable(
-        space, list(space.probes()) if left_out else settings.probes, why_not
-    )
+    space, left_out = _suitable_space(settings.space, composer, composed, capabilities)
     objective = call(
         build_partial(config.objective, trial.allowed_targets, "objective"), "objective"
     )
     if config.search.stop_when_not_worth and not has_costs(objective):
         raise ConfigError(
-            "search.stop_when_not_worth: accepted with an objective that a training spends, such as"
+            "search.stop_when_not_worth: needs an objective that a training spends, such as"
             " objective=time: the search's own cost is measured in it"
         )
-    devices = dict.fromkeys(
-        [
-            trial.device,
-            *(point.values.get("device", trial.device) for _, _, point in space.probes()),
-        ]
-    )
+    devices = {point.values.get("device", trial.device) for _, _, point in space.probes()}
     check_measured(
-        objective, [capabilities.device_of(replace(trial, device=device)) for device in devices]
+        objective,
+        [capabilities.device_of(replace(trial, device=device)) for device in sorted(devices)],
     )
+    studies = Path(config.study.folder)
+    stored = partial(stored_recording, studies=studies, storage_url=config.search.storage)
     plan = StudyPlan(
         name=settings.name,
-        folder=settings.folder,
         experiment=composed.choices["experiment"],
-        composer=composer,
+        folder=settings.folder,
         composed=composed,
-        space=space,
-        probes=tuple(
-            (f"{option}={value}" if option else "", point)
-            for option, value, point in space.probes()
-        ),
-        dropped=(*dropped, *left_out),
-        baseline=space.point_of(composed.lookup),
         objective=objective,
         capabilities=capabilities,
-        earlier=tuple(_earlier(config, space)),
+        code_folders=tuple(code_folders),
+        command=tuple(command),
+        composer=composer,
+        space=space,
+        dropped=tuple(left_out),
+        baseline=space.point_of(composed.lookup),
+        earlier=tuple(
+            earlier_study(name, recording, space)
+            for name, recording in earlier_recordings(
+                config.warm_start, studies, config.tracking.get("uri"), stored
+            )
+        ),
     )
     plan.stopping()
     plan.sampler(0)
     return plan
-
-
-def _earlier(config: Config, space: SearchSpace) -> Iterator[EarlierStudy]:
-    """The earlier studies that ``warm_start`` names, reduced to the trials that fit the search
-    space.
-    """
-    studies = Path(config.study.folder)
-    stored = partial(stored_recording, studies=studies, storage_url=config.search.storage)
-    for name, recording in earlier_recordings(
-        config.warm_start, studies, config.tracking.get("uri"), stored
-    ):
-        yield earlier_study(name, recording, space)
 
 
 def check_plan(plan: StudyPlan, check_training: Callable[[TrialConfig], None]) -> None:
@@ -324,139 +382,142 @@ def check_plan(plan: StudyPlan, check_training: Callable[[TrialConfig], None]) -
         AutotuneError: a component cannot be made, or the data set is missing.
     """
     check_training(plan.trial)
-    for option, point in plan.probes:
+    for option, value, point in plan.space.probes():
         try:
             check_training(plan.composer.compose_suggestion(point, seed=0).trial)
         except InvalidTrialError:
             raise
         except ConfigError as error:
             where = ", ".join(dict.fromkeys(plan.space.sources.values()))
-            raise SearchSpaceError(f"{where}: {f'{option}: ' if option else ''}{error}") from error
+            opened = f"{option}={value}: " if option else ""
+            raise SearchSpaceError(f"{where}: {opened}{error}") from error
 
 
 def describe_plan(plan: StudyPlan) -> list[str]:
     """The plan as lines of text for the terminal: space, baseline, budget and resources."""
-    config, target = plan.config, plan.trial.target
-    lines = [
+    search, confirm, target = plan.config.search, plan.config.confirm, plan.trial.target
+    have, kind = plan.capabilities, plan.config.cluster.accelerator_type
+    limits = [
+        limit
+        for value, limit in (
+            (search.num_trials, f"{search.num_trials} trials"),
+            (search.time_budget_seconds, f"{search.time_budget_seconds or 0:g} s"),
+        )
+        if value is not None
+    ]
+    race = "nothing"
+    if confirm.max_runs:
+        race = (
+            f"a race of the best {confirm.num_candidates}, and its winner against the baseline: at"
+            f" most {confirm.max_runs} runs"
+        )
+        if confirm.budget_fraction is not None:
+            race += f", within {confirm.budget_fraction:g} of the search's training time"
+    cpus, gpus = plan.resources(plan.trial)
+    num_gpus = have.other_devices.get(plan.trial.device, have.num_gpus)
+    baseline = plan.baseline and " ".join(plan.baseline.as_overrides())
+    width = max(len(name) for name, _, _ in plan.space.items())
+    return [
         f"study     {plan.name} -> {plan.folder}",
         f"target    {target}, at most {target.max_train_seconds:g} s of training a trial",
-        f"objective {score_format_of(plan.objective).description}",
-    ]
-    lines += [
-        f"first     {source.experiment} is trained, once, for {source.path}"
-        for source in plan.composer.missing_sources
-    ]
-    lines.append("space")
-    width = max(len(name) for name, _, _ in plan.space.items())
-    lines += [
-        f"  {name:<{width}}  {_describe_domain(domain)}" for name, _, domain in plan.space.items()
-    ]
-    lines += [f"  left out: {line}" for line in plan.dropped]
-    values = (
-        plan.baseline.as_overrides()
-        if plan.baseline
-        else ["as the experiment states it (outside the space)"]
-    )
-    lines += [f"earlier   {study.summary}" for study in plan.earlier]
-    lines.append(f"baseline  {' '.join(values)}")
-    limits = [f"{config.search.num_trials} trials"] if config.search.num_trials is not None else []
-    limits += (
-        [f"{config.search.time_budget_seconds:g} s"]
-        if config.search.time_budget_seconds is not None
-        else []
-    )
-    confirm = config.confirm
-    time_limit = (
-        ""
-        if confirm.budget_fraction is None
-        else f", within {confirm.budget_fraction:g} of the search's training time"
-    )
-    race = (
-        f"a race of the best {confirm.num_candidates}, and its winner against the baseline: at most"
-        f" {confirm.max_runs} runs{time_limit}"
-    )
-    lines.append(
-        f"budget    {', '.join(limits)}; to confirm, {race if confirm.max_runs else 'nothing'}"
-    )
-    cpus, gpus = plan.resources(plan.trial)
-    have = plan.capabilities
-    kind = config.cluster.accelerator_type
-    only = "" if kind is None else f", on machines with {kind} only"
-    num_gpus = have.other_devices.get(plan.trial.device, have.num_gpus)
-    lines += [f"device    {line}" for line in device_lines(plan.trial, have)]
-    lines.append(
+        f"objective {plan.score_format.description}",
+        *(
+            f"first     {source.experiment} is trained, once, for {source.path}"
+            for source in plan.composer.missing_sources
+        ),
+        "space",
+        *(
+            f"  {name:<{width}}  {_describe_domain(domain)}"
+            for name, _, domain in plan.space.items()
+        ),
+        *(f"  left out: {line}" for line in plan.dropped),
+        *(f"earlier   {study.summary}" for study in plan.earlier),
+        f"baseline  {baseline or 'as the experiment states it (outside the space)'}",
+        f"budget    {', '.join(limits)}; to confirm, {race}",
+        *(f"device    {line}" for line in device_lines(plan.trial, have)),
         f"resources {cpus} CPU and {gpus} GPU a trial, of {have.num_cpus} CPU and {num_gpus} GPU"
-        f" ({have.device_name}){only}"
-    )
-    return lines
+        f" ({have.device_name}){f', on machines with {kind} only' if kind else ''}",
+    ]
 
 
 def _describe_domain(domain: Any) -> str:
+    """The options of a choice, or the ends of a range and how it is divided."""
     if hasattr(domain, "options"):
         return ", ".join(override_text(value) for value, _ in domain.options)
-    settings = {
-        key: value
-        for key, value in vars(domain).items()
-        if value is not None and value is not False
-    }
-    low, high = settings.pop("low"), settings.pop("high")
+    ends = f"{domain.low} to {domain.high}"
     if isinstance(domain, PowerOfTwo):
-        return f"{low} to {high}, powers of two"
+        return f"{ends}, powers of two"
     shown = [
         key if value is True else f"{key} {value}"
-        for key, value in settings.items()
-        if not (key == "step" and value == 1)
+        for key, value in vars(domain).items()
+        if key not in ("low", "high") and value not in (None, False) and (key, value) != ("step", 1)
     ]
-    return ", ".join([f"{low} to {high}", *shown])
+    return ", ".join([ends, *shown])
 
 
-def _devices(
-    trial: TrialConfig, cluster: ClusterConfig, capabilities: Capabilities
-) -> tuple[int, str]:
-    """How many workers of a training the devices hold that a study uses, and what they are."""
-    if uses_cuda(trial, capabilities):
-        return cluster.num_gpus or capabilities.num_gpus, "GPUs"
-    return (cluster.num_cpus or capabilities.num_cpus) // (cluster.cpus_per_worker or 1), "CPUs"
-
-
-def _without_uneven(
-    space: SearchSpace, trial: TrialConfig, num_devices: int, devices: str
+def _suitable_space(
+    space: SearchSpace, composer: Composer, composed: Composed, capabilities: Capabilities
 ) -> tuple[SearchSpace, list[str]]:
-    """The space without numbers of workers that leave devices idle: those that do not divide
-    their number, where others do.
+    """The space without what these machines cannot run, and a line on each such option.
+
+    Raises:
+        SearchSpaceError: nothing is left of the space, or of a choice.
     """
-    offered: dict[str, list[int]] = {}
-    for name, value, _ in space.probes():
-        if name.rpartition("/")[2] == "parallelism.num_workers" and isinstance(value, int):
-            offered.setdefault(name, []).append(value)
-    left_out: dict[int, None] = {}
-    for name, values in offered.items():
-        fitting = [value for value in values if value <= num_devices] or [min(values)]
-        kept = [value for value in fitting if num_devices % value == 0] or fitting
-        for value in values:
-            if value not in kept and value != trial.num_workers:
-                space = space.without(name, value)
-                left_out[value] = None
-    numbers = ", ".join(map(str, sorted(left_out)))
-    return space, (
-        [f"parallelism.num_workers={numbers}: accepted are divisors of the {num_devices} {devices}"]
-        if left_out
-        else []
-    )
+    trial, cluster, left_out = composed.trial, composed.config.cluster, list[str]()
+    on_gpus = uses_cuda(trial, capabilities)
+    if space.gpu_only and not on_gpus:
+        left_out.append(f"{', '.join(sorted(space.gpu_only))}: for trainings on GPUs")
+        where, space = ", ".join(dict.fromkeys(space.sources.values())), space.for_cpus()
+        if not space.parameters:
+            raise SearchSpaceError(
+                f"{where}: all keys are searched on GPUs only, and trainings run on the CPU;"
+                " search a further key"
+            )
+    if on_gpus:
+        num_devices, devices = cluster.num_gpus or capabilities.num_gpus, "GPUs"
+    else:
+        num_cpus = cluster.num_cpus or capabilities.num_cpus
+        num_devices, devices = num_cpus // (cluster.cpus_per_worker or 1), "CPUs"
+    space, uneven = _without_uneven(space, trial.num_workers, num_devices)
+    if uneven:
+        numbers = ", ".join(map(str, uneven))
+        left_out.append(
+            f"parallelism.num_workers={numbers}: do not divide the {num_devices} {devices}"
+        )
+    probes, dropped = list(space.probes()), list[str]()
 
+    def why_not(point: Suggestion) -> str | None:
+        return unsuitable(composer.compose_suggestion(point, seed=0).trial, cluster, capabilities)
 
-def _without_unsuitable(
-    space: SearchSpace,
-    probes: list[tuple[str, Any, Suggestion]],
-    why_not: Callable[[Suggestion], str | None],
-) -> tuple[SearchSpace, list[str]]:
-    dropped: list[str] = []
     for name, value, point in probes:
         reason = why_not(point) if name else None
         if reason is not None and _is_to_blame(name, value, point, probes, why_not):
             space = space.without(name, value)
             dropped.append(f"{name}={override_text(value)}: {reason}")
-    return space, dropped
+    return space, dropped + left_out
+
+
+def _without_uneven(
+    space: SearchSpace, own: int, num_devices: int
+) -> tuple[SearchSpace, list[int]]:
+    """The space without numbers of workers that leave devices idle: those that do not divide
+    their number, where others do.
+
+    Args:
+        own: the experiment's own number of workers, which stays.
+    """
+    offered: dict[str, list[int]] = {}
+    for name, value, _ in space.probes():
+        if name.rpartition("/")[2] == "parallelism.num_workers" and isinstance(value, int):
+            offered.setdefault(name, []).append(value)
+    left_out = set[int]()
+    for name, values in offered.items():
+        fitting = [value for value in values if value <= num_devices] or [min(values)]
+        kept = [value for value in fitting if num_devices % value == 0] or fitting
+        for value in set(values) - {*kept, own}:
+            space = space.without(name, value)
+            left_out.add(value)
+    return space, sorted(left_out)
 
 
 def _is_to_blame(

@@ -9,8 +9,7 @@ import logging
 import math
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from functools import partial
 
 from rich.console import Console
@@ -30,14 +29,14 @@ from autotune.execution.live_study import (
     LiveStudy,
     confirmation_config,
     opened,
+    say,
     tracked_confirmation,
 )
-from autotune.execution.plan import StudyPlan, device_lines
+from autotune.execution.plan import StudyPlan, deadline_seconds, device_lines
 from autotune.execution.task import TrialTask
 from autotune.files import make_folder
 from autotune.measurement import TrialResult
 from autotune.reporting.runs_terminal import RunsDisplay
-from autotune.reporting.scores import score_format_of
 from autotune.reporting.study_files import StudyTables
 from autotune.search.points import num_points
 from autotune.search.scheduler import Done
@@ -50,8 +49,6 @@ logger = logging.getLogger(__name__)
 def run_study(
     plan: StudyPlan,
     *,
-    command: Sequence[str],
-    code_folders: Sequence[str],
     console: Console,
     connection: RayConnection,
     launcher: Launcher | None = None,
@@ -60,9 +57,6 @@ def run_study(
     """Run a planned study, or resume it where an earlier process stopped.
 
     Args:
-        command: command-line arguments that started the study, from which the command that resumes
-            it is made.
-        code_folders: folders that may hold Python modules of the user's own.
         connection: connection to Ray; closed as soon as no worker is needed any more.
         launcher: the driver's own launcher, for trials and confirmation runs on this machine.
         trains: whether anything is trained; if not, the tracker is only given what it lacks of the
@@ -79,13 +73,7 @@ def run_study(
     """
     with (
         interruptible() as interrupt,
-        opened(
-            plan,
-            command=command,
-            code_folders=code_folders,
-            console=console,
-            launcher=launcher,
-        ) as live,
+        opened(plan, console=console, launcher=launcher) as live,
     ):
         if not trains:
             return _push(live)
@@ -99,15 +87,15 @@ def run_study(
                 raise
             raise ClusterError(
                 f"{error}; what was found is kept, and the study goes on with:"
-                f" {live.resume_command}"
+                f" {plan.command_line()}"
             ) from error
         except KeyboardInterrupt:  # a second Ctrl-C ends the study at once
             interrupt.set()
             live.tracker.close_seconds = 1.0
         if interrupt.is_set() and exit_code is None:
-            said = f"interrupted; the same study goes on with\n  {live.resume_command}"
+            said = f"interrupted; the same study goes on with\n  {plan.command_line()}"
             logger.warning(said)  # where the terminal is gone
-            console.print(said, markup=False, highlight=False, soft_wrap=True)
+            say(console, said)
             return EXIT_INTERRUPTED
         if exit_code is None:
             assert live.policy.error is not None, "nothing else ends a study before its conclusion"
@@ -126,10 +114,9 @@ def _push(live: LiveStudy) -> int:
         conclude_study(live, _conclude_stored(live))
     if not live.tracker.is_complete:
         return EXIT_WORKER_ERROR
-    live.console.print(
+    say(
+        live.console,
         f"{live.tracker.name} holds all runs of study {live.plan.name} that have ended",
-        markup=False,
-        highlight=False,
     )
     return 0
 
@@ -204,10 +191,9 @@ def _search(
         plan.space,
         list(policy.results.values()),
         policy.scores,
-        score_format_of(plan.objective).unit,
+        plan.score_format.unit,
     )
     num_cpus, num_gpus = plan.resources(plan.trial)
-    address = launcher.address if launcher is not None else None
 
     def hold_tracker() -> None:
         # confirmation runs come next, and they are timed
@@ -218,7 +204,8 @@ def _search(
         connection.size_now,
         num_cpus=num_cpus,
         num_gpus=num_gpus,
-        most=plan.max_concurrent_trials,
+        # Apple's GPU is one, and Ray counts none
+        most=1 if plan.trial.device == "mps" else plan.config.search.max_concurrent_trials,
         can_grow=plan.may_grow,
     )
 
@@ -241,10 +228,10 @@ def _search(
         composer=plan.composer,
         tracker=live.tracker,
         listeners=(tables, live.display),
-        make_task=partial(live.task, launcher=address),
+        make_task=partial(plan.task, launcher=launcher.address if launcher else None),
         has_room=room,
         state_folder=plan.state_folder,
-        trial_deadline_seconds=plan.trial_deadline_seconds,
+        trial_deadline_seconds=deadline_seconds(plan.composed),
         max_retries=plan.config.search.max_retries,
         max_retakes=plan.config.search.max_retakes,
         time_budget_seconds=live.seconds_left,
@@ -267,11 +254,8 @@ def _tell_why_it_ends(live: LiveStudy, done: Done | None) -> None:
     """Show why a search ends before its budget is spent."""
     plan, policy = live.plan, live.policy
     if done == Done("not worth") and policy.outlook is not None:
-        outlook, scale, trainings = (
-            policy.outlook,
-            score_format_of(plan.objective),
-            plan.config.search.expected_trainings or 0,
-        )
+        outlook, scale = policy.outlook, plan.score_format
+        trainings = plan.config.search.expected_trainings or 0
         saved = scale.format(trainings * outlook.saving)
         live.display.note(
             f"the search ends: {outlook.num_trials} more trials cost {scale.format(outlook.cost)}"
@@ -293,27 +277,26 @@ def _confirm(
 ) -> None:
     """Make the confirmation runs that the study still lacks."""
     plan, race = live.plan, live.planned_race()
-    limits = live.race_limits(race)
     configurations = {each.trial: each for each in race.configurations}
     make_folder(run_path(plan.folder, "").parent)
 
     def task(configuration: Configuration, number: int) -> TrialTask:
         name = confirmation_name(configuration.trial, number)
-        made = live.task(
+        return plan.task(
             name,
             confirmation_config(plan, configuration.suggestion, number),
             math.inf,
-            plan.trial_deadline_seconds,
+            deadline_seconds(plan.composed),
+            number=configuration.trial,
             score_test=True,
-            weights_path=run_path(plan.folder, name),
+            weights_path=str(run_path(plan.folder, name)),
         )
-        return replace(made, number=configuration.trial)
 
     tasks = [task(each, race.first_round) for each in race.configurations]
     lanes = Lanes.of(tasks, plan.capabilities, size)
 
     def batches() -> Iterator[list[list[Run]]]:
-        while (now := race.state(confirmations(live.study), limits, plan.objective)).pending:
+        while (now := live.race_state()).pending:
             goes_side_by_side = lanes.are_alike or now.claim_rounds
             for_lanes = now.batch(lanes.number if goes_side_by_side else 1)
             yield [[run(now, *key) for key in unit] for unit in for_lanes]
@@ -339,7 +322,7 @@ def _confirm(
     display = RunsDisplay(
         live.console,
         plan.trial.target,
-        score_format_of(plan.objective),
+        plan.score_format,
         noun="confirmation run",
         num_ended=len(race.runs(confirmations(live.study))),
     )

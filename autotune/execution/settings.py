@@ -4,17 +4,17 @@ anything else is imported or started.
 
 import re
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 from autotune.config.compose import Composed, Composer
 from autotune.config.experiments import dated_name
-from autotune.config.schema import ClusterConfig, Config, ConfirmConfig
+from autotune.config.schema import Config
 from autotune.config.space_files import check_space, read_search_space
 from autotune.confirm.race import MIN_PAIRS
 from autotune.errors import ConfigError
 from autotune.session import refuse_within_training
-from autotune.space import SearchSpace, Suggestion
+from autotune.space import SearchSpace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,150 +25,112 @@ class StudySettings:
     folder: Path
     composed: Composed
     space: SearchSpace
-    probes: list[tuple[str, Any, Suggestion]]
-    """For each option of a choice a point that opens it, each of which composes: the option's
-    key, its value and the point."""
 
 
 def check_settings(composer: Composer) -> StudySettings:
     """Read and check what a study is to do; every branch of its search space is composed.
 
     Raises:
-        ConfigError: a setting has a value that is not accepted, or a branch of the space cannot be
+        ConfigError: a setting has a value that is refused, or a branch of the space cannot be
             composed.
     """
     refuse_within_training()
     composed = composer.compose()
-    config = composed.config
+    config, target = composed.config, composed.config.target
     if not config.search_space and not composer.sweeps:
         raise ConfigError(
-            "search_space: the experiment has none; accepted is a list of files, or sweeps such as"
+            "search_space: the experiment has none; give a list of files, or sweeps such as"
             " optimizer.lr=interval(1e-3,1)"
         )
-    check_budget(config)
-    _check_target(config)
+    check_limits(config)
+    metric = str(config.metric.get("_target_", "")).rpartition(".")[2]
+    if config.training is None and metric == "accuracy" and not 0 <= target.value <= 1:
+        meant = f" (did you mean {target.value / 100:g}?)" if 1 < target.value <= 100 else ""
+        raise ConfigError(
+            f"target.value: found {target.value:g}, {metric} is a fraction of 0 to 1{meant}"
+        )
     name = study_name(config, composed.choices["experiment"])
     space = read_search_space(config.search_space, composer)
+    check_space(space, composer)
     folder = (Path(config.study.folder) / name).absolute()
-    return StudySettings(
-        name=name,
-        folder=folder,
-        composed=composed,
-        space=space,
-        probes=check_space(space, composer),
-    )
-
-
-def check_cluster(cluster: ClusterConfig) -> None:
-    """Check the ``cluster`` settings: the placement is one that Ray knows, and CPUs and GPUs are
-    set only for a local Ray.
-
-    Raises:
-        ConfigError: a setting has a value that is not accepted.
-    """
-    if cluster.placement not in _PLACEMENTS:
-        raise ConfigError(
-            f"cluster.placement: found {cluster.placement!r}, accepted are {', '.join(_PLACEMENTS)}"
-        )
-    for key, value in (("num_cpus", cluster.num_cpus), ("num_gpus", cluster.num_gpus)):
-        if value is not None and cluster.address not in (None, "local"):
-            raise ConfigError(
-                f"cluster.{key}: found {value}, accepted with cluster.address={cluster.address} is"
-                " null: what a machine of a running cluster gives is said there, by ray start"
-                f" --{key.replace('_', '-')}"
-            )
+    return StudySettings(name=name, folder=folder, composed=composed, space=space)
 
 
 _PLACEMENTS = ("pack", "spread", "strict_pack", "strict_spread")
+_POSITIVE = (
+    "search.num_trials",
+    "search.time_budget_seconds",
+    "search.max_concurrent_trials",
+    "search.trial_deadline_seconds",
+    "search.max_errors_in_a_row",
+    "search.expected_trainings",
+    "cluster.cpus_per_worker",
+    "confirm.num_candidates",
+    "confirm.num_seeds",
+    "confirm.budget_fraction",
+)
+"""Keys whose values, unless null, must be above 0."""
 
 
-def _check_target(config: Config) -> None:
-    target, metric = config.target, str(config.metric.get("_target_", "")).rpartition(".")[2]
-    if config.training is None and metric in _FRACTIONS and not 0 <= target.value <= 1:
-        meant = f" (did you mean {target.value / 100:g}?)" if 1 < target.value <= 100 else ""
-        raise ConfigError(
-            f"target.value: found {target.value:g}, accepted is 0 to 1: {metric} is a"
-            f" fraction{meant}"
-        )
-
-
-_FRACTIONS = ("accuracy",)
-"""Metrics of autotune's own whose values lie in 0 to 1."""
-
-
-def check_budget(config: Config) -> None:
-    """Check the settings that limit a search, its confirmation and what each run takes.
+def check_limits(config: Config) -> None:
+    """Check the settings of the cluster, and those that limit a search and its confirmation.
 
     Raises:
-        ConfigError: a setting has a value that is not accepted.
+        ConfigError: a setting has a value that is refused.
     """
-    search, confirm = config.search, config.confirm
-    check_cluster(config.cluster)
-    if search.num_trials is None and search.time_budget_seconds is None:
-        raise ConfigError(
-            "search: num_trials and time_budget_seconds are both null; accepted is a limit on one"
-            " of them"
-        )
-    for key, value in (
-        ("search.num_trials", search.num_trials),
-        ("search.time_budget_seconds", search.time_budget_seconds),
-        ("search.max_concurrent_trials", search.max_concurrent_trials),
-        ("search.trial_deadline_seconds", search.trial_deadline_seconds),
-        ("search.max_errors_in_a_row", search.max_errors_in_a_row),
-        ("search.expected_trainings", search.expected_trainings),
-        ("cluster.cpus_per_worker", config.cluster.cpus_per_worker),
-    ):
+    search, confirm, cluster = config.search, config.confirm, config.cluster
+    for key in _POSITIVE:
+        value = attrgetter(key)(config)
         if value is not None and not value > 0:
-            raise ConfigError(f"{key}: found {value}, accepted is above 0")
-    if search.stop_when_not_worth and search.expected_trainings is None:
-        raise ConfigError(
-            "search.expected_trainings: found null, accepted with search.stop_when_not_worth=true"
-            " is the number of trainings that what is found will be used for"
-        )
-    if search.max_retries < 0:
-        raise ConfigError(
-            f"search.max_retries: found {search.max_retries}, accepted is a whole number from 0"
-        )
-    if confirm.max_runs:
-        _check_confirm(confirm)
-
-
-def _check_confirm(confirm: ConfirmConfig) -> None:
-    for key, value in (
-        ("num_candidates", confirm.num_candidates),
-        ("num_seeds", confirm.num_seeds),
+            raise ConfigError(f"{key}: found {value}, must be above 0")
+    min_runs = 2 * (confirm.num_seeds or MIN_PAIRS)
+    is_given = cluster.num_cpus is not None or cluster.num_gpus is not None
+    for is_wrong, message in (
+        (
+            cluster.placement not in _PLACEMENTS,
+            f"cluster.placement: found {cluster.placement!r}, must be one of"
+            f" {', '.join(_PLACEMENTS)}",
+        ),
+        (
+            is_given and cluster.address not in (None, "local"),
+            "cluster.num_cpus, cluster.num_gpus: must be null with"
+            f" cluster.address={cluster.address}: give `ray start` --num-cpus and --num-gpus on"
+            " each machine",
+        ),
+        (
+            search.num_trials is None and search.time_budget_seconds is None,
+            "search: num_trials and time_budget_seconds are both null; limit one of them",
+        ),
+        (
+            search.stop_when_not_worth and search.expected_trainings is None,
+            "search.expected_trainings: search.stop_when_not_worth=true needs the number of"
+            " trainings that what is found will be used for",
+        ),
+        (
+            search.max_retries < 0,
+            f"search.max_retries: found {search.max_retries}, must be 0 or above",
+        ),
+        (
+            0 != confirm.max_runs < min_runs,
+            f"confirm.max_runs: found {confirm.max_runs}, must be from {min_runs} for"
+            f" {min_runs // 2} pairs of runs; confirm=none makes none",
+        ),
+        (
+            not 0 <= confirm.min_reach_rate <= 1,
+            f"confirm.min_reach_rate: found {confirm.min_reach_rate:g}, must be in 0 to 1",
+        ),
     ):
-        if value is not None and value < 1:
-            raise ConfigError(
-                f"confirm.{key}: found {value}, accepted is a whole number from 1, or confirm=none"
-            )
-    least = 2 * (confirm.num_seeds or MIN_PAIRS)
-    if confirm.max_runs < least:
-        pairs = "num_seeds" if confirm.num_seeds else f"{MIN_PAIRS}"
-        raise ConfigError(
-            f"confirm.max_runs: found {confirm.max_runs}, accepted is from {least}: {pairs} pairs"
-            " of runs, or confirm=none"
-        )
-    if confirm.budget_fraction is not None and not confirm.budget_fraction > 0:
-        raise ConfigError(
-            f"confirm.budget_fraction: found {confirm.budget_fraction:g}, accepted is above 0, or"
-            " null for no such limit"
-        )
-    if not 0 <= confirm.min_reach_rate <= 1:
-        raise ConfigError(
-            f"confirm.min_reach_rate: found {confirm.min_reach_rate:g}, accepted is 0 to 1"
-        )
+        if is_wrong:
+            raise ConfigError(message)
 
 
 def study_name(config: Config, prefix: str) -> str:
     """The study's name from the configuration, else ``prefix`` and the current time.
 
     Raises:
-        ConfigError: the name has characters that are not accepted in a folder's name.
+        ConfigError: the name has characters that are refused in a folder's name.
     """
     name = config.study.name or dated_name(prefix)
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
-        raise ConfigError(
-            f"study.name: found {name!r}, accepted are letters, digits, '_', '-' and '.'"
-        )
+        raise ConfigError(f"study.name: found {name!r}, use letters, digits, '_', '-' and '.'")
     return name

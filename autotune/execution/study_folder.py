@@ -25,13 +25,10 @@ def sole_user(folder: Path) -> Iterator[None]:
     Raises:
         StudyError: another process has locked the folder, or it cannot be written.
     """
-    try:
+    with _refused_as_study():
         make_folder(folder)
-    except FileError as error:
-        raise StudyError(f"study.folder: {error}") from error
     with _locked(folder):
         try:
-            _check_writable(folder)
             _delete_hang_files(folder)
             yield
         finally:
@@ -45,33 +42,35 @@ def check_usable(folder: Path) -> None:
     Raises:
         StudyError: another process has locked the folder, or it cannot be written.
     """
-    if not folder.exists():
-        return
-    with _locked(folder) if (folder / _LOCK).exists() else contextlib.nullcontext():
-        _check_writable(folder)
+    if (folder / _LOCK).exists():
+        with _locked(folder):
+            pass
 
 
-def _check_writable(folder: Path) -> None:
+@contextlib.contextmanager
+def _refused_as_study() -> Iterator[None]:
+    """Context whose errors of files are errors of the key ``study.folder``."""
     try:
-        check_writable(folder)
+        yield
     except FileError as error:
         raise StudyError(f"study.folder: {error}") from error
 
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    try:
+    """Hold the lock of a folder that can be written and has nothing else in autotune's places."""
+    with _refused_as_study():
         check_kinds(folder)
         file = opened_to_lock(folder / _LOCK)
-    except FileError as error:
-        raise StudyError(f"study.folder: {error}") from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise StudyError(
-                f"study.name={folder.name}: another process runs it; accepted is another study.name"
+                f"study.name={folder.name}: another process runs it; give another study.name"
             ) from error
+        with _refused_as_study():
+            check_writable(folder)
         yield
 
 

@@ -38,10 +38,7 @@ _SMALL_SPACE = "search_space=[{batch_size:[32,64]}]"
         ("device=tpu", ["device: found 'tpu'", "auto, cpu, cuda"]),
         (
             "target.value=98",
-            [
-                "target.value: found 98, accepted is 0 to 1: accuracy is a fraction (did you mean"
-                " 0.98?)"
-            ],
+            ["target.value: found 98, accuracy is a fraction of 0 to 1 (did you mean 0.98?)"],
         ),
         ("search.num_trials=null", ["search", "both null"]),
         ("+search.sampler.depth=3", ["search.sampler", "depth"]),
@@ -51,7 +48,7 @@ _SMALL_SPACE = "search_space=[{batch_size:[32,64]}]"
         (
             "cluster.placement=heap",
             [
-                "cluster.placement: found 'heap', accepted are pack, spread, strict_pack,"
+                "cluster.placement: found 'heap', must be one of pack, spread, strict_pack,"
                 " strict_spread"
             ],
         ),
@@ -132,7 +129,7 @@ def test_a_study_of_that_name_with_other_settings_is_one_line(
         plan = plan_study(
             Composer([*command, f"study.folder={tmp_path}/outputs", budget]), local_capabilities()
         )
-        with opened(plan, command=[], code_folders=[], console=Console()):
+        with opened(plan, console=Console()):
             pass  # a budget may change
     said = refusal(*command, "target.value=0.95")
     assert "study.name=mine" in said

@@ -124,8 +124,8 @@ def test_what_an_earlier_study_tells_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("on", "offered", "left_out"),
     [
-        (replace(_CPU, num_cpus=2), [2], "4, 8, 16, 32: accepted are divisors of the 2 CPUs"),
-        (replace(_GPUS, num_gpus=6), [2], "4, 8, 16, 32: accepted are divisors of the 6 GPUs"),
+        (replace(_CPU, num_cpus=2), [2], "4, 8, 16, 32: do not divide the 2 CPUs"),
+        (replace(_GPUS, num_gpus=6), [2], "4, 8, 16, 32: do not divide the 6 GPUs"),
         (replace(_GPUS, num_gpus=32), [2, 4, 8, 16, 32], None),
     ],
 )
