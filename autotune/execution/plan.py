@@ -484,14 +484,18 @@ def _suitable_space(
         left_out.append(
             f"parallelism.num_workers={numbers}: do not divide the {num_devices} {devices}"
         )
-    probes, dropped = list(space.probes()), list[str]()
+    dropped = []
 
     def why_not(point: Suggestion) -> str | None:
         return unsuitable(composer.compose_suggestion(point, seed=0).trial, cluster, capabilities)
 
-    for name, value, point in probes:
+    for name, value, point in list(space.probes()):
+        # without the point's other values, of which one may be to blame
+        branch = [part.partition("=")[0] for part in name.split("/")]
+        option = {key: point.values[key] for key in branch if key in point.values}
+        outer = {key: option[key] for key in branch[:-1] if key in option}
         reason = why_not(point) if name else None
-        if reason is not None and _is_to_blame(name, value, point, probes, why_not):
+        if reason and why_not(Suggestion(option)) and not why_not(Suggestion(outer)):
             space = space.without(name, value)
             dropped.append(f"{name}={override_text(value)}: {reason}")
     return space, dropped + left_out
@@ -518,26 +522,3 @@ def _without_uneven(
             space = space.without(name, value)
             left_out.add(value)
     return space, sorted(left_out)
-
-
-def _is_to_blame(
-    name: str,
-    value: Any,
-    point: Suggestion,
-    probes: list[tuple[str, Any, Suggestion]],
-    why_not: Callable[[Suggestion], str | None],
-) -> bool:
-    """Whether an option itself cannot run, rather than another choice's first option, which the
-    option's probe also contains.
-    """
-    key = name.rpartition("/")[2]
-    for other_name, other_value, other_point in probes:
-        if other_name == name and other_value != value:
-            values = {
-                opened: point.values.get(opened, default)
-                for opened, default in other_point.values.items()
-            }
-            swapped = replace(point, values={**values, key: other_point.values[key]})
-            if why_not(swapped) is None:
-                return True
-    return False
