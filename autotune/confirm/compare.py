@@ -5,7 +5,6 @@ A comparison has no storage to resume from, but all results are written to disk 
 
 import contextlib
 import itertools
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -99,19 +98,23 @@ class ComparisonPlan(Comparison, TrainingPlan):
         lines = (device_lines(each.trial, self.capabilities) for each in self.configurations)
         return list(dict.fromkeys(itertools.chain.from_iterable(lines)))
 
+    @property
+    def deadline_seconds(self) -> float:
+        """Wall seconds after which a run counts as hung."""
+        return max(deadline_seconds(each.composed) for each in self.configurations)
+
     def run(self, index: int, number: int) -> Run:
         """The run of a configuration in a round, whose runs share a seed."""
         each, name = self.configurations[index], f"{self.configurations[index].name}-{number}"
         seed = derived_seed(self.config.study.seed, f"compare {number}")
         config = each.composer.compose_suggestion(Suggestion({}), seed=seed).trial
         groups, values = split_overrides(each.composer, each.overrides)
-        deadline = max(deadline_seconds(one.composed) for one in self.configurations)
         return Run(
             configuration=index,
             number=number,
             label=each.name,
             num_runs=self.num_wanted,
-            task=self.task(name, config, math.inf, deadline, score_test=True),
+            task=self.task(name, config, score_test=True),
             tracked=TrackedTrial(
                 name=name,
                 phase="compare",
@@ -405,14 +408,12 @@ def _make_runs(
             check_failures(each, plan.config.search.max_errors_in_a_row)
 
         in_fresh_processes = RunsInTurns(
-            folder=plan.folder,
+            plan=plan,
+            connection=connection,
             size=size,
             tracker=tracker,
             display=display,
-            objective=plan.objective,
             interrupt=interrupt,
-            max_retakes=plan.config.search.max_retakes,
-            check_ray=connection.check,
             launcher=launcher,
         )
         make = partial(in_fresh_processes.make, batches(), lanes=lanes, on_end=on_end)

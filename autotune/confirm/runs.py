@@ -20,11 +20,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.execution.cluster import ClusterSize, call
+from autotune.execution.cluster import ClusterSize, RayConnection, call
+from autotune.execution.plan import TrainingPlan
 from autotune.execution.task import TrialTask
 from autotune.files import make_folder
 from autotune.measurement import Evaluation, TrialResult
-from autotune.objective import Objective
 from autotune.outcome import Outcome
 from autotune.reporting.runs_terminal import RunsDisplay
 from autotune.reporting.scores import run_score
@@ -82,19 +82,14 @@ class Lanes:
 class RunsInTurns:
     """Makes runs in turns, and tells tracker and display of them."""
 
-    folder: Path
-    """Folder of the study or comparison."""
+    plan: TrainingPlan
+    connection: RayConnection
     size: ClusterSize
     tracker: TrackerWriter
     """Receives each run; it waits while runs go on CPUs that writing would take from them."""
     display: RunsDisplay
-    objective: Objective
     interrupt: threading.Event
     """Ends the runs; it is also set here where an error ends the runs of other lanes."""
-    max_retakes: int
-    """How often a run is repeated if its times were spoilt by something else on the machine."""
-    check_ray: Callable[[], None]
-    """Raises if Ray is gone; called before the death of a worker is held against its run."""
     launcher: "Launcher | None" = None
     """The driver's own launcher; given only if Ray has no machine but this one."""
     _telling: threading.Lock = field(default_factory=threading.Lock)
@@ -120,14 +115,14 @@ class RunsInTurns:
         from autotune.execution import fresh  # noqa: PLC0415  # imports ray
 
         at_work: list[Future[None]] = []
-        with compiled_anew(self.folder) as anew, ExitStack() as stack:
+        with compiled_anew(self.plan.folder) as anew, ExitStack() as stack:
             stack.callback(self.tracker.resume)
             processes = [
                 stack.enter_context(
                     fresh.FreshProcesses(
                         fit=self.size.holds,
                         interrupt=self.interrupt,
-                        max_retakes=self.max_retakes,
+                        max_retakes=self.plan.config.search.max_retakes,
                         launcher=self.launcher,
                         reserved=lanes.task,
                         lane=lane,
@@ -171,8 +166,8 @@ class RunsInTurns:
                     return
                 with self._telling:
                     if result.outcome in (Outcome.ERRORED, Outcome.LOST):
-                        self.check_ray()
-                    score = run_score(result, self.objective)
+                        self.connection.check()  # its worker may have gone with Ray
+                    score = run_score(result, self.plan.objective)
                     self.display.ended(run.label, run.num_runs, result, score)
                     on_end(run, result)
                     tracked = replace(run.tracked, started_at=result.started_at)

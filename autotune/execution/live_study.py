@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,8 @@ from rich.console import Console
 from autotune.config.schema import TrialConfig
 from autotune.confirm.confirmation import PlannedRace, confirmation_seed, plan_race
 from autotune.confirm.race import RaceLimits, RaceState
+from autotune.execution.cluster import RayConnection
+from autotune.execution.interrupt import interruptible
 from autotune.execution.launcher import Launcher, calling
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import log_file, sole_user
@@ -54,6 +57,11 @@ class LiveStudy:
     tracker: TrackerWriter
     display: StudyDisplay
     console: Console
+    connection: RayConnection
+    launcher: Launcher | None
+    """The driver's own launcher, for trainings on this machine."""
+    interrupt: threading.Event
+    """Set by the first Ctrl-C."""
 
     @property
     def seconds_left(self) -> float | None:
@@ -126,7 +134,11 @@ class LiveStudy:
 
 @contextlib.contextmanager
 def opened(
-    plan: StudyPlan, *, console: Console, launcher: Launcher | None = None
+    plan: StudyPlan,
+    *,
+    console: Console,
+    connection: RayConnection,
+    launcher: Launcher | None = None,
 ) -> Iterator[LiveStudy]:
     """Open a study, and resume it if an earlier process has begun it.
 
@@ -141,6 +153,7 @@ def opened(
         ConfigError: the sampler, the storage or the tracker cannot be made.
     """
     with (
+        interruptible() as interrupt,
         sole_user(plan.folder),
         log_file(plan.folder / "autotune.log"),
         told_storage_errors(plan.command_line()),
@@ -171,6 +184,9 @@ def opened(
             tracker=tracker,
             display=_display(plan, policy, console),
             console=console,
+            connection=connection,
+            launcher=launcher,
+            interrupt=interrupt,
         )
         try:
             yield live

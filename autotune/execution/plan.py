@@ -3,6 +3,7 @@ budget and resources.
 """
 
 import json
+import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -72,6 +73,11 @@ class TrainingPlan:
         """The format of the objective's scores."""
         return score_format_of(self.objective)
 
+    @property
+    def deadline_seconds(self) -> float:
+        """Wall seconds after which a training counts as hung."""
+        return deadline_seconds(self.composed)
+
     def resources(self, config: TrialConfig) -> tuple[int, int]:
         """Numbers of CPUs and GPUs that one training takes: whole GPUs, since it is timed."""
         return resources_of(config, self.config.cluster, self.capabilities)
@@ -84,8 +90,8 @@ class TrainingPlan:
         self,
         name: str,
         config: TrialConfig,
-        cap_seconds: float,
-        deadline_seconds: float,
+        cap_seconds: float = math.inf,
+        deadline_seconds: float | None = None,
         **fields: Any,
     ) -> TrialTask:
         """The task that a worker needs to run one training."""
@@ -95,7 +101,7 @@ class TrainingPlan:
             config=config,
             cap_seconds=cap_seconds,
             num_threads=num_cpus // config.num_workers,
-            deadline_seconds=deadline_seconds,
+            deadline_seconds=deadline_seconds or self.deadline_seconds,
             code_folders=self.code_folders,
             working_folder=str(Path.cwd()),
             hang_folder=str(self.folder),

@@ -6,7 +6,6 @@ stopped.
 """
 
 import logging
-import math
 import shutil
 import threading
 from collections.abc import Iterator
@@ -23,7 +22,6 @@ from autotune.errors import ClusterError
 from autotune.execution.best_weights import keep_first, run_path
 from autotune.execution.cluster import ClusterSize, FreeResources, RayConnection, check_can_start
 from autotune.execution.conclusion import conclude_study, import_for_conclusion
-from autotune.execution.interrupt import interruptible
 from autotune.execution.launcher import Launcher
 from autotune.execution.live_study import (
     LiveStudy,
@@ -32,7 +30,7 @@ from autotune.execution.live_study import (
     say,
     tracked_confirmation,
 )
-from autotune.execution.plan import StudyPlan, deadline_seconds, device_lines
+from autotune.execution.plan import StudyPlan, device_lines
 from autotune.execution.task import TrialTask
 from autotune.files import make_folder
 from autotune.measurement import TrialResult
@@ -71,17 +69,15 @@ def run_study(
         WorkerError: several trials in a row failed in the user's own code.
         ConfigError: a worker did not measure a quantity that the objective needs.
     """
-    with (
-        interruptible() as interrupt,
-        opened(plan, console=console, launcher=launcher) as live,
-    ):
+    with opened(plan, console=console, connection=connection, launcher=launcher) as live:
         if not trains:
             return _push(live)
-        exit_code = None
         try:
-            confirmation = _search_and_confirm(live, interrupt, connection, launcher)
-            if not interrupt.is_set() and live.policy.error is None:
-                exit_code = conclude_study(live, confirmation)
+            confirmation = _search_and_confirm(live)
+            if not live.interrupt.is_set():
+                if live.policy.error is not None:
+                    raise live.policy.error
+                return conclude_study(live, confirmation)
         except ClusterError as error:
             if not connection.is_lost:
                 raise
@@ -90,17 +86,12 @@ def run_study(
                 f" {plan.command_line()}"
             ) from error
         except KeyboardInterrupt:  # a second Ctrl-C ends the study at once
-            interrupt.set()
+            live.interrupt.set()
             live.tracker.close_seconds = 1.0
-        if interrupt.is_set() and exit_code is None:
-            said = f"interrupted; the same study goes on with\n  {plan.command_line()}"
-            logger.warning(said)  # where the terminal is gone
-            say(console, said)
-            return EXIT_INTERRUPTED
-        if exit_code is None:
-            assert live.policy.error is not None, "nothing else ends a study before its conclusion"
-            raise live.policy.error
-        return exit_code
+        said = f"interrupted; the same study goes on with\n  {plan.command_line()}"
+        logger.warning(said)  # where the terminal is gone
+        say(console, said)
+        return EXIT_INTERRUPTED
 
 
 def _push(live: LiveStudy) -> int:
@@ -121,17 +112,13 @@ def _push(live: LiveStudy) -> int:
     return 0
 
 
-def _search_and_confirm(
-    live: LiveStudy,
-    interrupt: threading.Event,
-    connection: RayConnection,
-    launcher: Launcher | None,
-) -> Confirmation | None:
+def _search_and_confirm(live: LiveStudy) -> Confirmation | None:
     """Search while there is budget, then confirm.
 
-    Return early, with None, once ``interrupt`` is set.
+    Return early, with None, once the study is interrupted.
     """
     plan, policy = live.plan, live.policy
+    connection, interrupt = live.connection, live.interrupt
     if not live.is_work_left:
         return _conclude_stored(live)
     connection.start()
@@ -159,27 +146,19 @@ def _search_and_confirm(
             for study in plan.earlier:
                 live.display.note(f"warm start: {study.summary}")
             if live.has_search and not interrupt.is_set():
-                connection.run(
-                    lambda: _search(live, size, interrupt, connection, launcher), interrupt
-                )
+                connection.run(lambda: _search(live, size), interrupt)
         if interrupt.is_set() or policy.error is not None or not live.needs_confirmation:
             return None
         if plan.has_idle_cpu:
             threading.Thread(target=import_for_conclusion, name="import", daemon=True).start()
-        connection.run(lambda: _confirm(live, size, interrupt, connection, launcher), interrupt)
+        connection.run(lambda: _confirm(live, size), interrupt)
     finally:
         if not connection.is_lost:  # otherwise it is closed last: what Ray does then is uncertain
             connection.close()
     return _conclude_stored(live)
 
 
-def _search(
-    live: LiveStudy,
-    size: ClusterSize,
-    interrupt: threading.Event,
-    connection: RayConnection,
-    launcher: Launcher | None,
-) -> None:
+def _search(live: LiveStudy, size: ClusterSize) -> None:
     from autotune.execution.search import run_search  # noqa: PLC0415  # imports ray
 
     # only a search needs it
@@ -201,7 +180,7 @@ def _search(
             live.tracker.pause()
 
     room = FreeResources(
-        connection.size_now,
+        live.connection.size_now,
         num_cpus=num_cpus,
         num_gpus=num_gpus,
         # Apple's GPU is one, and Ray counts none
@@ -228,10 +207,10 @@ def _search(
         composer=plan.composer,
         tracker=live.tracker,
         listeners=(tables, live.display),
-        make_task=partial(plan.task, launcher=launcher.address if launcher else None),
+        make_task=partial(plan.task, launcher=live.launcher and live.launcher.address),
         has_room=room,
         state_folder=plan.state_folder,
-        trial_deadline_seconds=deadline_seconds(plan.composed),
+        trial_deadline_seconds=plan.deadline_seconds,
         max_retries=plan.config.search.max_retries,
         max_retakes=plan.config.search.max_retakes,
         time_budget_seconds=live.seconds_left,
@@ -241,7 +220,10 @@ def _search(
     )
     make_folder(plan.state_folder(0).parent)
     run_search(
-        trial_manager, folder=plan.folder / ".ray", interrupt=interrupt, check_ray=connection.check
+        trial_manager,
+        folder=plan.folder / ".ray",
+        interrupt=live.interrupt,
+        check_ray=live.connection.check,
     )
     _tell_why_it_ends(live, trial_manager.done)
     if trial_manager.is_finished:  # otherwise the states of paused trials are still needed
@@ -268,13 +250,7 @@ def _tell_why_it_ends(live: LiveStudy, done: Done | None) -> None:
         )
 
 
-def _confirm(
-    live: LiveStudy,
-    size: ClusterSize,
-    interrupt: threading.Event,
-    connection: RayConnection,
-    launcher: Launcher | None,
-) -> None:
+def _confirm(live: LiveStudy, size: ClusterSize) -> None:
     """Make the confirmation runs that the study still lacks."""
     plan, race = live.plan, live.planned_race()
     configurations = {each.trial: each for each in race.configurations}
@@ -285,8 +261,6 @@ def _confirm(
         return plan.task(
             name,
             confirmation_config(plan, configuration.suggestion, number),
-            math.inf,
-            deadline_seconds(plan.composed),
             number=configuration.trial,
             score_test=True,
             weights_path=str(run_path(plan.folder, name)),
@@ -329,15 +303,13 @@ def _confirm(
     display.note(f"confirmation runs of {', '.join(each.label for each in race.configurations)}")
     with display.status:
         RunsInTurns(
-            folder=plan.folder,
+            plan=plan,
+            connection=live.connection,
             size=size,
             tracker=live.tracker,
             display=display,
-            objective=plan.objective,
-            interrupt=interrupt,
-            max_retakes=plan.config.search.max_retakes,
-            check_ray=connection.check,
-            launcher=launcher,
+            interrupt=live.interrupt,
+            launcher=live.launcher,
         ).make(batches(), lanes=lanes, on_end=on_end)
 
 
