@@ -62,11 +62,6 @@ def hangs_in_c():
 
 def works():
     yield {"metric": 1.0}
-
-def keeps():
-    note("process", os.getpid())
-    yield {"metric": 0.1}
-    yield {"metric": 0.1}
 """
 
 

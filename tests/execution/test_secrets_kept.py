@@ -86,8 +86,7 @@ def test_a_canary_in_every_url_of_a_study_is_nowhere_in_its_outputs(
 
 def test_a_mark_in_place_of_a_secret_is_refused(refusal: Any) -> None:
     line = refusal("experiment=cnn_smoke", "search.storage='postgresql://me:***@host/db'")
-    assert (
-        line
-        == "search.storage: found ***, which stands for a secret that was not shown; accepted is"
-        " the secret itself, or ${oc.env:NAME}, which takes it from the environment"
+    assert line.startswith(
+        "search.storage: found ***, which stands for a secret that was not shown; give the secret"
+        " itself, or ${oc.env:NAME}"
     )

@@ -51,28 +51,28 @@ def test_one_cycle_is_that_of_torch(warmup_fraction: float) -> None:
     )
 
 
-def test_cosine_goes_down_to_zero() -> None:
-    found = rates(cosine, 10, warmup_fraction=0.0, floor_fraction=0.0)
-    assert found[0] == PEAK
-    assert found[5] == pytest.approx(PEAK / 2)
-    assert found[-1] == pytest.approx(0)
-
-
-def test_linear_is_a_straight_line_to_its_floor() -> None:
-    assert rates(linear, 4, warmup_fraction=0.0, floor_fraction=0.2) == pytest.approx(
-        [PEAK * each for each in (1, 0.8, 0.6, 0.4, 0.2)]
-    )
-    warmed_up = [PEAK * each for each in (0.5, 0.75, 1, 0.75, 0.5, 0.25, 0)]
-    assert rates(linear, 6, warmup_fraction=1 / 3, floor_fraction=0.0) == pytest.approx(warmed_up)
-
-
-def test_warmup_stable_decay_has_three_parts() -> None:
-    found = rates(
-        warmup_stable_decay, 20, warmup_fraction=0.2, decay_fraction=0.25, floor_fraction=0.1
-    )
-    assert found[:4] == pytest.approx([PEAK / 4, PEAK * 7 / 16, PEAK * 10 / 16, PEAK * 13 / 16])
-    assert found[4:16] == pytest.approx([PEAK] * 12)
-    assert found[16:] == pytest.approx([PEAK * (1 - 0.18 * each) for each in (1, 2, 3, 4, 5)])
+@pytest.mark.parametrize(
+    ("schedule", "settings", "fractions"),
+    [
+        (cosine, {"warmup_fraction": 0.0, "floor_fraction": 0.0}, [1, 0.5, 0]),
+        (linear, {"warmup_fraction": 0.0, "floor_fraction": 0.2}, [1, 0.8, 0.6, 0.4, 0.2]),
+        (
+            linear,
+            {"warmup_fraction": 1 / 3, "floor_fraction": 0.0},
+            [0.5, 0.75, 1, 0.75, 0.5, 0.25, 0],
+        ),
+        (
+            warmup_stable_decay,
+            {"warmup_fraction": 0.2, "decay_fraction": 0.4, "floor_fraction": 0.1},
+            [0.5, 0.75, *[1] * 5, 0.775, 0.55, 0.325, 0.1],
+        ),
+    ],
+)
+def test_rates_are_those_worked_out_by_hand(
+    schedule: Any, settings: dict[str, float], fractions: list[float]
+) -> None:
+    found = rates(schedule, len(fractions) - 1, **settings)
+    assert found == pytest.approx([PEAK * fraction for fraction in fractions])
 
 
 SETTINGS: dict[Any, dict[str, float]] = {
