@@ -25,6 +25,7 @@ from autotune.errors import AutotuneError, ClusterError, ConfigError, WorkerErro
 from autotune.execution.cluster import RayConnection, capabilities_of, check_can_start
 from autotune.execution.interrupt import interruptible
 from autotune.execution.launcher import CHECK_TRAINING, Launcher, calling
+from autotune.execution.live_study import say
 from autotune.execution.plan import (
     TrainingPlan,
     deadline_seconds,
@@ -40,7 +41,6 @@ from autotune.outcome import Outcome
 from autotune.reporting.comparison import Compared, Comparison, verdict, write_comparison
 from autotune.reporting.runs_terminal import RunsDisplay, print_comparison
 from autotune.reporting.scores import describe_arm
-from autotune.reporting.terminal import print_line
 from autotune.search.points import derived_seed
 from autotune.space import Suggestion
 from autotune.tracking.tracker import FinishedRun, StudyEnd, TrackedTrial
@@ -343,7 +343,7 @@ def run_comparison(
             plan.configurations[0].trial.allowed_targets,
             make_info=partial(plan.tracker_info, "comparison"),
             ended=plan.ended_runs,
-            say=partial(print_line, console),
+            say=partial(say, console),
         )
         try:
             with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C ends the runs at once

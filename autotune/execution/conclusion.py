@@ -23,7 +23,7 @@ from autotune.confirm.race import Configuration
 from autotune.errors import FileError, StudyError, WorkerError
 from autotune.execution.best_weights import BEST_WEIGHTS, best_model, keep_best
 from autotune.execution.exported import ARGUMENTS, SCRIPT, compose_exported, write_program
-from autotune.execution.live_study import LiveStudy, busy_seconds
+from autotune.execution.live_study import LiveStudy, busy_seconds, say
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import shown_path
 from autotune.files import FORMATS, replace_file
@@ -46,7 +46,7 @@ from autotune.reporting.study_files import (
     make_front,
     write_trials,
 )
-from autotune.reporting.terminal import format_metric, print_line, print_summary, verdict_rows
+from autotune.reporting.terminal import format_metric, print_summary, verdict_rows
 from autotune.search.curve_model import wait_for_import
 from autotune.space import Suggestion
 from autotune.tracking.tracker import StudyEnd, browse_command
@@ -138,7 +138,7 @@ def _draw(live: LiveStudy) -> None:
     except Exception as error:  # whatever it is, hours of training must not end in it
         logger.exception("the report was not written")
         text = " ".join(str(error).split())
-        print_line(live.console, f"no {REPORT}: {type(error).__name__}: {text}")
+        say(live.console, f"no {REPORT}: {type(error).__name__}: {text}")
 
 
 class _Conclusion:
@@ -146,7 +146,7 @@ class _Conclusion:
 
     def __init__(self, live: LiveStudy, confirmation: Confirmation | None) -> None:
         self.live, self.plan, self.policy = live, live.plan, live.policy
-        self.say = partial(print_line, live.console)
+        self.say = partial(say, live.console)
         self.confirmation = confirmation
         self.results = list(live.policy.results.values())
         self.runs = [*self.results, *(confirmation.runs.values() if confirmation else ())]

@@ -20,9 +20,10 @@ from autotune.execution.launcher import Launcher, calling
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import log_file, sole_user
 from autotune.files import FORMAT_KEY, FORMATS, replace_file
+from autotune.hiding import without_secrets
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
-from autotune.reporting.terminal import StudyDisplay, print_line
+from autotune.reporting.terminal import StudyDisplay
 from autotune.search.samplers import PausingSampler
 from autotune.search.scheduler import Scheduler
 from autotune.search.storage import told_storage_errors
@@ -174,7 +175,7 @@ def opened(
             make_info=partial(_tracker_info, plan, launcher, is_resumed=bool(policy.results)),
             ended=partial(_ended_runs, plan, study, policy),
             rest_command=plan.command_line(["record", "--push"]),
-            say=partial(print_line, console),
+            say=partial(say, console),
         )
         live = LiveStudy(
             plan=plan,
@@ -193,6 +194,11 @@ def opened(
             tracker.close_if_open(is_interrupt=isinstance(error, KeyboardInterrupt))
             raise
         tracker.close_if_open(is_interrupt=True)
+
+
+def say(console: Console, line: str, style: str | None = None) -> None:
+    """Print a line as it is, but for passwords."""
+    console.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True, style=style)
 
 
 def tracked_confirmation(

@@ -27,6 +27,7 @@ from autotune.execution.live_study import (
     LiveStudy,
     confirmation_config,
     opened,
+    say,
     tracked_confirmation,
 )
 from autotune.execution.plan import StudyPlan, device_lines
@@ -35,7 +36,6 @@ from autotune.files import make_folder
 from autotune.measurement import TrialResult
 from autotune.reporting.runs_terminal import RunsDisplay
 from autotune.reporting.study_files import StudyTables
-from autotune.reporting.terminal import print_line
 from autotune.search.points import num_points
 from autotune.search.scheduler import Done
 from autotune.search.study import confirmations, store_confirmation
@@ -90,7 +90,7 @@ def run_study(
             live.tracker.close_seconds = 1.0
         said = f"interrupted; the same study goes on with\n  {plan.command_line()}"
         logger.warning(said)  # where the terminal is gone
-        print_line(console, said)
+        say(console, said)
         return EXIT_INTERRUPTED
 
 
@@ -105,7 +105,7 @@ def _push(live: LiveStudy) -> int:
         conclude_study(live, _conclude_stored(live))
     if not live.tracker.is_complete:
         return EXIT_WORKER_ERROR
-    print_line(
+    say(
         live.console,
         f"{live.tracker.name} holds all runs of study {live.plan.name} that have ended",
     )
