@@ -127,7 +127,8 @@ def _plan_and_run(
             raise ConfigError(f"study.name={study.name}: no such study in {config.study.folder}")
         if not config.dry_run:
             study_folder.check_usable(study.folder)
-        connection = stack.enter_context(contextlib.closing(cluster.RayConnection(config.cluster)))
+        connection = cluster.RayConnection(config.cluster, launcher)
+        stack.callback(connection.close)
         # it has trials to run, unless there is a mistake
         if is_local and trains_now and not (study.folder / SUMMARY).exists():
             connection.start()

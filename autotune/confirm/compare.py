@@ -370,7 +370,7 @@ def _make_runs(
     launcher: Launcher | None,
 ) -> None:
     """Make the runs of all configurations in turns, and keep each as soon as it has ended."""
-    configurations, connection = plan.configurations, RayConnection(plan.config.cluster)
+    configurations, connection = plan.configurations, RayConnection(plan.config.cluster, launcher)
     with contextlib.closing(connection):
         with console.status("starting Ray"):
             size = connection.size(interrupt)

@@ -240,8 +240,9 @@ class RayConnection:
     with it.
     """
 
-    def __init__(self, config: ClusterConfig) -> None:
+    def __init__(self, config: ClusterConfig, launcher: Launcher | None = None) -> None:
         self._config = config
+        self._folder = None if launcher is None else launcher.folder
         self._size: Future[ClusterSize] = Future()
         self._heartbeat: Heartbeat | None = None
         self._lost: Future[str] = Future()
@@ -353,7 +354,7 @@ class RayConnection:
             # imports ray
             from autotune.execution.ray_cluster import Heartbeat, connected  # noqa: PLC0415
 
-            with connected(self._config) as size:
+            with connected(self._config, self._folder) as size:
                 self._heartbeat = Heartbeat(self._config.accelerator_type)
                 self._size.set_result(size)
                 while not self._is_over.wait(_WATCH_SECONDS):

@@ -38,6 +38,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from autotune.config.schema import ClusterConfig
 from autotune.errors import ClusterError, ConfigError
 from autotune.execution.task import (
@@ -63,6 +65,10 @@ logger = logging.getLogger(__name__)
 
 CHECK_TRAINING = "autotune.training.run:check_training"
 """What ``calling`` calls to make all parts of a training once."""
+RAY_FOLDER = "r"
+"""Folder of Ray's files within that of the launcher."""
+RAY_MARK = "AUTOTUNE_RAY"
+"""Environment variable by which the processes of a driver's Ray are known: the folder above."""
 _END_SECONDS = 10.0
 """Seconds that a process may take to end after its connection was closed, or a launcher to end its
 processes; then it is killed."""
@@ -104,8 +110,9 @@ class Launcher:
     """
 
     def __init__(self, *, is_quiet: bool = False) -> None:
-        self._folder = _private_folder()
-        self.address = str(self._folder / "launcher")
+        self.folder = private_folder()
+        """Folder for files that are to be gone with the owner, however that ends."""
+        self.address = str(self.folder / "launcher")
         """Path of the socket that processes on this machine connect to, see ``TrainingProcess``."""
         ours, theirs = socket.socketpair()
         with theirs, socket.socket(socket.AF_UNIX) as listener:
@@ -134,7 +141,7 @@ class Launcher:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def started_launcher(
@@ -151,22 +158,24 @@ def started_launcher(
     )
 
 
-def _private_folder() -> Path:
-    """Make a new folder for a socket that no other user may open.
+def private_folder() -> Path:
+    """Make a new folder for sockets, and for Ray's files, that no other user may open.
 
     It is in ``/tmp`` where the path in the temporary folder would be too long.
 
     Raises:
         ClusterError: the folder for temporary files takes none.
     """
-    parent = tempfile.gettempdir()
+    parent = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     if len(os.fsencode(parent)) > _MAX_FOLDER_BYTES:
         parent = "/tmp"  # noqa: S108  # the folder in it is private
     try:
+        Path(parent).mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix="autotune-", dir=parent))
     except OSError as error:
         raise ClusterError(
-            f"{parent} takes no files ({error.strerror}); set TMPDIR to a writable folder"
+            f"cluster.address: local: {parent} takes no files ({error.strerror}); set RAY_TMPDIR to"
+            " a writable folder of a short path"
         ) from error
 
 
@@ -266,14 +275,14 @@ def serve(owner_fd: int, listener_fd: int) -> None:
     the owner's connection closes.
 
     Once everything is imported, the owner is sent the reason why this process cannot be forked, or
-    None if it can. The socket's folder is deleted here, too: an owner that was killed does not.
+    None if it can. The owner's folder is deleted here, too: an owner that was killed does not.
     """
     owner, listener = Connection(owner_fd), socket.socket(fileno=listener_fd)
     folder = Path(listener.getsockname()).parent
 
     def end_if_left() -> None:
         if _is_closed(owner):
-            shutil.rmtree(folder, ignore_errors=True)
+            _clean_up(folder)
             os._exit(1)  # without waiting for the imports
 
     fault: str | None = "cannot fork on this system"
@@ -285,7 +294,16 @@ def serve(owner_fd: int, listener_fd: int) -> None:
             owner.send(fault)
             _Children(owner, listener, can_fork=fault is None).serve()
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _clean_up(folder)
+
+
+def _clean_up(folder: Path) -> None:
+    """Delete an owner's folder, and end what is left of its Ray if it was killed."""
+    for process in psutil.process_iter() if (folder / RAY_FOLDER).exists() else ():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(RAY_MARK) == str(folder):
+                process.kill()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_closed(connection: Connection) -> bool:

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -23,7 +22,7 @@ import psutil
 from autotune.config.schema import ClusterConfig
 from autotune.errors import ClusterError
 from autotune.execution.cluster import LOCAL_CAPABILITIES, ClusterSize, set_handler
-from autotune.execution.launcher import call_by_name
+from autotune.execution.launcher import RAY_FOLDER, RAY_MARK, call_by_name, private_folder
 from autotune.execution.task import ACCELERATOR
 from autotune.training.capabilities import Capabilities, together
 
@@ -61,8 +60,12 @@ _PROBE_SECONDS = 60.0
 
 
 @contextlib.contextmanager
-def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
+def connected(config: ClusterConfig, folder: Path | None = None) -> Iterator[ClusterSize]:
     """Connect to Ray while the context lasts; a Ray of this process's own is shut down at the end.
+
+    Args:
+        config: which cluster.
+        folder: private folder for the files of a Ray of this process's own; None for a new one.
 
     Raises:
         ClusterError: the cluster does not answer, has no machine of the kind asked for, or cannot
@@ -75,12 +78,16 @@ def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
             os.environ.setdefault("RAY_worker_niceness", "0")
             # Ray Tune's workers have another environment
             os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-            folder = stack.enter_context(_folder_for_ray())
+            if folder is None:
+                folder = private_folder()
+                stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            os.environ[RAY_MARK] = str(folder)
+            stack.callback(os.environ.pop, RAY_MARK, None)
             options = {
                 "num_cpus": config.num_cpus,
                 "num_gpus": config.num_gpus,
                 "include_dashboard": False,
-                "_temp_dir": folder,
+                "_temp_dir": str(folder / RAY_FOLDER),  # Ray lets all users write in it
             }
         else:
             _check_answers(str(config.address), config.connect_timeout_seconds)
@@ -118,27 +125,6 @@ def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
                 f" {size.num_cpus} CPUs"
             )
         yield size
-
-
-@contextlib.contextmanager
-def _folder_for_ray() -> Iterator[str]:
-    """Yield a new folder for Ray's files that no other user may open.
-
-    Its path is short, since Ray makes sockets in it.
-    """
-    parent = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    try:
-        Path(parent).mkdir(parents=True, exist_ok=True)
-        folder = tempfile.mkdtemp(prefix="autotune-ray-", dir=parent)
-    except OSError as error:
-        raise ClusterError(
-            f"cluster.address: local: {parent} takes no files ({error.strerror}); set RAY_TMPDIR to"
-            " a writable folder of a short path"
-        ) from error
-    try:
-        yield str(Path(folder, "r"))  # Ray makes it and all in it writable by all
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Heartbeat:
