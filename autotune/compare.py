@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from autotune.config.command_keys import own_key, own_keys_help, read_own_keys
 from autotune.config.command_line import (
     EXIT_INTERRUPTED,
     EXIT_NOT_REACHED,
@@ -20,7 +21,6 @@ from autotune.config.command_line import (
     run_main,
 )
 from autotune.config.experiments import options_help, require_experiment
-from autotune.config.own_keys import own_key, own_keys_help, read_own_keys
 
 if TYPE_CHECKING:
     from autotune.reporting.comparison import Comparison

@@ -11,9 +11,9 @@ from typing import Any
 
 from rich.table import Table
 
+from autotune.config.command_keys import own_key, own_keys_help, read_own_keys
 from autotune.config.command_line import composer_of, parse_command_line, print_config, run_main
 from autotune.config.experiments import names_experiment, shipped_folder
-from autotune.config.own_keys import own_key, own_keys_help, read_own_keys
 from autotune.errors import ConfigError, FileError
 from autotune.execution.cluster import capabilities_of
 from autotune.remote import refuse_url, user_path

@@ -21,7 +21,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
-from autotune.hiding import without_secrets
+from autotune.redaction import without_secrets
 
 
 class AutotuneError(Exception):
@@ -107,7 +107,7 @@ def check_fractions(where: str, **fractions: float) -> None:
     """
     for key, value in fractions.items():
         if not 0 <= value <= 1:
-            raise ConfigError(f"{where}.{key}: found {value}, accepted is 0 to 1")
+            raise ConfigError(f"{where}.{key}: found {value}, must be 0 to 1")
 
 
 def check_counts(where: str, least: int = 1, **counts: int | None) -> None:
@@ -118,9 +118,7 @@ def check_counts(where: str, least: int = 1, **counts: int | None) -> None:
     """
     for key, value in counts.items():
         if value is not None and value < least:
-            raise ConfigError(
-                f"{where}.{key}: found {value}, accepted is a whole number from {least}"
-            )
+            raise ConfigError(f"{where}.{key}: found {value}, must be a whole number from {least}")
 
 
 def check_choice(where: str, value: object, choices: Iterable[object]) -> None:

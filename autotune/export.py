@@ -3,7 +3,7 @@
 
 The weights of the winner's first confirmation run that reached the target are copied beside the
 experiment, if workers could keep them. ``script=FILE`` writes a plain PyTorch program that needs no
-autotune, and ``arguments=FILE`` the arguments of one's own training function.
+autotune, and ``arguments=FILE`` the arguments of your own training function.
 """
 
 import re
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.config.command_keys import own_key, own_keys_help, read_own_keys, refuse_other_keys
 from autotune.config.command_line import parse_command_line, run_main
 from autotune.config.experiment_file import train_command
-from autotune.config.own_keys import own_key, own_keys_help, read_own_keys, refuse_other_keys
 from autotune.errors import ConfigError, StudyError
 from autotune.execution.study_folder import shown_path
 from autotune.files import check_format, make_folder, replace_file, replacing
@@ -39,7 +39,7 @@ class ExportKeys:
         None, "the file of a program that trains it without autotune", shown="FILE.py"
     )
     arguments: str | None = own_key(
-        None, "the file of the arguments of one's own training function", shown="FILE.yaml"
+        None, "the file of the arguments of your own training function", shown="FILE.yaml"
     )
     folder: str = own_key("outputs", "where studies are kept")
     overwrite: bool = own_key(False, "true replaces what has that name", shown="true")

@@ -44,7 +44,7 @@ def check_format(kind: str, found: Any, where: object) -> int:
         return 1
     if isinstance(found, bool) or not isinstance(found, int) or found < 1:
         raise DataError(
-            f"{where}: {FORMAT_KEY}: found {str(found)[:80]!r}, accepted is a whole number from 1"
+            f"{where}: {FORMAT_KEY}: found {str(found)[:80]!r}, must be a whole number from 1"
             f" to {newest}"
         )
     if found > newest:
@@ -156,7 +156,7 @@ def check_kind(path: Path, *, is_folder: bool, may_be_link: bool = False) -> Non
     kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "a device")
     wanted = "a folder" if is_folder else "a file"
     if kind != wanted and not (may_be_link and stat.S_ISLNK(mode)):
-        raise FileError(f"{path}: found {kind}, accepted is {wanted}, or nothing there")
+        raise FileError(f"{path}: found {kind}, must be {wanted}, or nothing there")
 
 
 def drop_middle(path: Path, *, num_first: int, num_last: int) -> None:

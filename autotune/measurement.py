@@ -21,8 +21,8 @@ from typing import Any, Self
 
 from autotune.contention import Contention
 from autotune.errors import last_exception
-from autotune.hiding import without_secrets
 from autotune.outcome import Outcome
+from autotune.redaction import without_secrets
 
 
 class Phase(StrEnum):

@@ -69,7 +69,7 @@ class _Amortised(ABC):
     def __post_init__(self) -> None:
         if self.num_trainings < 1:
             raise ConfigError(
-                f"objective.num_trainings: found {self.num_trainings}, accepted is a whole number"
+                f"objective.num_trainings: found {self.num_trainings}, must be a whole number"
                 " from 1"
             )
 
@@ -147,7 +147,7 @@ class Cost(_Amortised):
         for kind, price in self._prices.items():
             if not 0 < price < float("inf"):
                 raise ConfigError(
-                    f"cluster.price_per_hour: found {price} for {kind!r}, accepted is above 0"
+                    f"cluster.price_per_hour: found {price} for {kind!r}, must be above 0"
                 )
 
     @property
@@ -176,7 +176,7 @@ class Cost(_Amortised):
         )
         return (
             f"{device.where} trains on {device.kind!r}, and cluster.price_per_hour has {known};"
-            f" accepted is a price of a device-hour, as in 'cluster.price_per_hour={{{device.kind}:"
+            f" use a price of a device-hour, as in 'cluster.price_per_hour={{{device.kind}:"
             " 2.5}'"
         )
 
@@ -251,13 +251,13 @@ class Pareto:
     def __post_init__(self) -> None:
         if len(self.objectives) < 2:
             raise ConfigError(
-                f"objective.objectives: found {', '.join(self.objectives) or 'none'}, accepted are"
+                f"objective.objectives: found {', '.join(self.objectives) or 'none'}, must be"
                 " at least two"
             )
         for name, objective in self.objectives.items():
             if not isinstance(objective, BoundedObjective):
                 raise ConfigError(
-                    f"objective.objectives.{name}: has no lower_bound, accepted is an objective"
+                    f"objective.objectives.{name}: has no lower_bound, must be an objective"
                     " that only grows"
                 )
         for name, weights in self.preferences.items():
@@ -268,12 +268,12 @@ class Pareto:
                 or not sum(weights.values()) > 0
             ):
                 raise ConfigError(
-                    f"objective.preferences.{name}: found {dict(weights)}, accepted are weights of"
+                    f"objective.preferences.{name}: found {dict(weights)}, must be weights of"
                     f" {', '.join(self.objectives)} from 0, one of them above 0"
                 )
         if self.search_for not in self.preferences:
             raise ConfigError(
-                f"objective.search_for: found {self.search_for}, accepted are"
+                f"objective.search_for: found {self.search_for}, must be one of"
                 f" {', '.join(self.preferences) or 'none'}"
             )
 

@@ -10,9 +10,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from autotune.config.command_keys import own_key, own_keys_help, read_own_keys
 from autotune.config.command_line import composer_of, parse_command_line, print_config, run_main
 from autotune.config.experiments import names_experiment, require_experiment
-from autotune.config.own_keys import own_key, own_keys_help, read_own_keys
 from autotune.errors import ConfigError, ExecutionError, FileError
 from autotune.files import make_folder
 from autotune.remote import user_path

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from autotune.config.command_keys import own_key, own_keys_help, read_own_keys, refuse_other_keys
 from autotune.config.command_line import parse_command_line, run_main
-from autotune.config.own_keys import own_key, own_keys_help, read_own_keys, refuse_other_keys
 from autotune.errors import ConfigError, FileError
 from autotune.files import make_folder, replace_file
 from autotune.recording import read_recording
@@ -56,7 +56,7 @@ def record_command(arguments: Sequence[str]) -> int:
     refuse_url(own.output, "output")
     output = user_path(own.output)
     if (output / "study.yaml").exists():
-        raise ConfigError(f"output={output}: holds a recording already; accepted is another folder")
+        raise ConfigError(f"output={output}: holds a recording already; use another folder")
     with TemporaryDirectory() as temporary:
         study, fetched = fetch_recording(own.mlflow_run, own.tracking_uri, Path(temporary))
         recording = read_recording(fetched)

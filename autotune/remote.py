@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from autotune.errors import ConfigError, DataError
 from autotune.files import make_folder, opened_to_lock
-from autotune.hiding import without_secrets
+from autotune.redaction import without_secrets
 
 CACHE_VARIABLE = "AUTOTUNE_CACHE"
 CONNECT_SECONDS = 10.0

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.config.command_keys import own_key, own_keys_help, read_own_keys, refuse_other_keys
 from autotune.config.command_line import parse_command_line, run_main
-from autotune.config.own_keys import own_key, own_keys_help, read_own_keys, refuse_other_keys
 from autotune.errors import ConfigError
 from autotune.remote import refuse_url, user_path
 
@@ -47,7 +47,7 @@ def report_command(arguments: Sequence[str]) -> int:
     if output is not None:
         refuse_url(str(keys[0].output), "output")
         if len(keys) > 1:
-            raise ConfigError(f"output={output}: found {len(keys)} studies; accepted is one")
+            raise ConfigError(f"output={output}: found {len(keys)} studies; use one")
     for own in keys:
         folder = user_path(own.folder) / own.study
         print(f"wrote {write_report(folder, output)}")

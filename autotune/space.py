@@ -266,7 +266,7 @@ class SearchSpace:
                 if key in places:
                     raise SearchSpaceError(
                         f"{self.sources.get(above, 'search_space')}: {key}: stands twice"
-                        f" ({places[key]}, {place}); accepted is a key once among what can be open"
+                        f" ({places[key]}, {place}); use a key once among what can be open"
                         " together"
                     )
                 places[key] = place
@@ -324,7 +324,7 @@ class SearchSpace:
             if key in self.parameters:
                 raise SearchSpaceError(
                     f"{other.sources.get(key, 'search_space')}: {key}: is also in"
-                    f" {self.sources.get(key, 'search_space')}; accepted is each key once in an"
+                    f" {self.sources.get(key, 'search_space')}; use each key once in an"
                     " experiment's search_space"
                 )
         return replace(
@@ -550,9 +550,7 @@ def override_text(value: Any) -> str:  # noqa: PLR0911  # one line for each type
         return f"{{{','.join(items)}}}"
     if isinstance(value, Sequence):
         return "[" + ",".join(override_text(item) for item in value) + "]"
-    raise TypeError(
-        f"{value!r} cannot be written as an override; accepted are scalars, lists and mappings"
-    )
+    raise TypeError(f"{value!r} cannot be written as an override; use scalars, lists and mappings")
 
 
 @lru_cache(maxsize=4096)

@@ -24,10 +24,10 @@ from autotune.config.command_line import (
 from autotune.config.experiments import names_experiment, require_experiment
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, WorkerError
-from autotune.hiding import LogFormatter
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import Objective, check_measured
 from autotune.outcome import Outcome
+from autotune.redaction import LogFormatter
 from autotune.remote import fetched, is_file, is_remote, upload, user_path
 from autotune.training.state_files import STATE_FILE, WEIGHTS_FILE
 

@@ -24,7 +24,7 @@ from autotune.config.command_line import (
 )
 from autotune.config.experiments import options_help, require_experiment
 from autotune.errors import ConfigError
-from autotune.hiding import without_secrets
+from autotune.redaction import without_secrets
 
 if TYPE_CHECKING:
     from autotune.config.compose import Composer
@@ -127,7 +127,7 @@ def _plan_and_run(
             raise ConfigError(f"study.name={study.name}: no such study in {config.study.folder}")
         if not config.dry_run:
             study_folder.check_usable(study.folder)
-        connection = cluster.RayConnection(config.cluster, launcher)
+        connection = cluster.RaySession(config.cluster, launcher)
         stack.callback(connection.close)
         # it has trials to run, unless there is a mistake
         if is_local and trains_now and not (study.folder / SUMMARY).exists():

@@ -252,7 +252,7 @@ def _left_on_gpu() -> list[str]:
         time.sleep(1)
 
 
-def train_own(lr: float, batch_size: int, amp: bool, gib: float) -> None:
+def train_function(lr: float, batch_size: int, amp: bool, gib: float) -> None:
     """A user's own loop: some of its points take more memory than there is, and the next must
     train all the same.
     """
@@ -281,11 +281,11 @@ def train_own(lr: float, batch_size: int, amp: bool, gib: float) -> None:
 
 
 def tune_own() -> None:
-    """Tune ``train_own`` from Python, as study ``gpu_own``."""
+    """Tune ``train_function`` from Python, as study ``gpu_own``."""
     import autotune
 
     autotune.tune(
-        train_own,
+        train_function,
         space={
             "lr": autotune.log(0.003, 1),
             "batch_size": [32, 128, 500],
@@ -321,7 +321,7 @@ def main() -> int:
     wanted = arguments.rows.split(",") if arguments.rows else [row.name for row in listed]
     if unknown := set(wanted) - {row.name for row in listed}:
         parser.error(
-            f"--rows: found {', '.join(sorted(unknown))}, accepted are"
+            f"--rows: found {', '.join(sorted(unknown))}, must be one of"
             f" {', '.join(row.name for row in listed)}"
         )
     started, results, folder = (

@@ -325,7 +325,7 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     if arguments.repeats is None and not arguments.studies:
-        parser.error("nothing to do; accepted is --repeats DIR, --studies N, or both")
+        parser.error("nothing to do; use --repeats DIR, --studies N, or both")
     if arguments.repeats is not None and not (arguments.repeats / "repeats.yaml").is_file():
         parser.error(f"--repeats: {arguments.repeats} has no repeats.yaml")
     started = circumstances()

@@ -96,8 +96,7 @@ def record(
 def _points(space: SearchSpace, baseline: Suggestion | None, count: int) -> list[Suggestion]:
     if baseline is None:
         raise SystemExit(
-            "the experiment's baseline lies outside its search space; accepted is one that lies"
-            " within"
+            "the experiment's baseline lies outside its search space; use one that lies within"
         )
     by_chance = RandomTrial(np.random.default_rng(0))
     return [baseline, *(space.suggest(by_chance) for _ in range(count - 1))]
@@ -265,12 +264,12 @@ def main() -> int:
         )
         return 0
     if arguments.studies is None:
-        parser.error("nothing to do; accepted is --record EXPERIMENT or --studies DIR")
+        parser.error("nothing to do; use --record EXPERIMENT or --studies DIR")
     started = circumstances()
     folders = sorted(path.parent for path in arguments.studies.glob("*/study.yaml"))
     if not folders:
         parser.error(
-            f"--studies {arguments.studies}: holds no recording; accepted is a folder of them, such"
+            f"--studies {arguments.studies}: holds no recording; use a folder of them, such"
             " as benchmarks/recordings"
         )
     found = list(studies(folders, arguments.study_seeds))

@@ -331,7 +331,7 @@ def policies_to_run(asked: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """
     unknown = [name for name in asked if name not in POLICIES]
     if unknown:
-        raise AutotuneError(f"--policies: found {unknown[0]}; accepted are {', '.join(POLICIES)}")
+        raise AutotuneError(f"--policies: found {unknown[0]}; use {', '.join(POLICIES)}")
     names = list(dict.fromkeys([*(asked or POLICIES), REFERENCE]))
     skipped = {name: library for name in names if (library := missing_library(name)) is not None}
     return [name for name in names if name not in skipped], skipped

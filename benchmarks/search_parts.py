@@ -164,7 +164,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     unknown = [name for name in arguments.variants if name not in VARIANTS]
     if unknown or not root:
         console.print(
-            f"--variants: found {unknown[0]}; accepted are {', '.join(VARIANTS)}"
+            f"--variants: found {unknown[0]}; use {', '.join(VARIANTS)}"
             if unknown
             else (
                 f"no recordings: give --recordings DIR or set {RECORDINGS_VARIABLE}, a folder of"

@@ -74,7 +74,7 @@ def train_textbook(config: TrialConfig, num_workers: int) -> tuple[float, float]
     return seconds, training.accuracy(data.transform(data.test.inputs), data.test.targets)
 
 
-def train_own(config: TrialConfig, num_threads: int) -> tuple[float, float]:
+def train_function(config: TrialConfig, num_threads: int) -> tuple[float, float]:
     """Train by autotune's loop; return its prepare and train seconds, and its test accuracy."""
     training = train(config, num_threads=num_threads, score_test=True)
     last = next(training)  # the only one: at the end
@@ -90,9 +90,9 @@ def measure_pair(
 ) -> Pair:
     """Run both sides once."""
     if textbook_first:
-        textbook, own = train_textbook(config, num_workers), train_own(config, num_threads)
+        textbook, own = train_textbook(config, num_workers), train_function(config, num_threads)
     else:
-        own, textbook = train_own(config, num_threads), train_textbook(config, num_workers)
+        own, textbook = train_function(config, num_threads), train_textbook(config, num_workers)
     return Pair(
         textbook_first=textbook_first,
         textbook_seconds=textbook[0],

@@ -82,16 +82,16 @@ def test_what_is_appended_to_or_locked_is_a_file_and_no_link_or_pipe(
     path.symlink_to(victim)
     with pytest.raises(
         FileError,
-        match=r"autotune\.log: found a symbolic link, accepted is a file, or nothing there$",
+        match=r"autotune\.log: found a symbolic link, must be a file, or nothing there$",
     ):
         opened(path)
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(FileError, match="found a pipe, accepted is a file"):
+    with pytest.raises(FileError, match="found a pipe, must be a file"):
         opened(path)
     path.unlink()
     path.mkdir()
-    with pytest.raises(FileError, match="found a folder, accepted is a file"):
+    with pytest.raises(FileError, match="found a folder, must be a file"):
         opened(path)
     assert victim.read_text() == "precious"
 
@@ -139,6 +139,6 @@ def test_a_format_of_the_future_is_refused_and_one_without_number_is_the_first()
         check_format("recording", newest + 1, "study.yaml")
     for wrong in (0, -1, True, 1.5, "1", [1], {}):
         with pytest.raises(
-            DataError, match=r"^study\.yaml: format: found .*, accepted is a whole number from 1 to"
+            DataError, match=r"^study\.yaml: format: found .*, must be a whole number from 1 to"
         ):
             check_format("recording", wrong, "study.yaml")

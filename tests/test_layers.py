@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 LAYERS = (
-    ("hiding",),
+    ("redaction",),
     ("errors", "contention", "outcome"),
     ("files",),
     (

@@ -50,7 +50,7 @@ def test_money_is_device_seconds_at_the_price_of_their_kind(
             None,
             (
                 "objective: there trains on 'NVIDIA H200', and cluster.price_per_hour has no price;"
-                " accepted is a price"
+                " use a price"
             ),
         ),
         (
@@ -72,7 +72,7 @@ def test_a_kind_without_a_price_is_refused_with_the_key_to_set(
 @pytest.mark.parametrize("price", [0.0, float("nan")])
 def test_a_price_that_is_none_is_refused(price: float) -> None:
     with pytest.raises(
-        ConfigError, match=r"^cluster\.price_per_hour: found .* for 'cpu', accepted is above 0$"
+        ConfigError, match=r"^cluster\.price_per_hour: found .* for 'cpu', must be above 0$"
     ):
         Cost(num_trainings=1, price_per_hour={"cpu": price}, currency="USD")
 
@@ -131,7 +131,7 @@ class Unbounded:
     [
         (
             {"objectives": {"time": OBJECTIVES["time"]}},
-            r"^objective\.objectives: found time, accepted are at least two",
+            r"^objective\.objectives: found time, must be one of at least two",
         ),
         (
             {"objectives": {**OBJECTIVES, "loss": Unbounded()}},
@@ -147,7 +147,7 @@ class Unbounded:
         ),
         (
             {"search_for": "slow"},
-            r"^objective\.search_for: found slow, accepted are balanced, quick, green",
+            r"^objective\.search_for: found slow, must be one of balanced, quick, green",
         ),
     ],
 )

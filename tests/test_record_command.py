@@ -240,7 +240,7 @@ def test_what_names_no_earlier_study_is_refused_in_one_line(folder: Path, tmp_pa
         ),
         (
             ["mlflow_run=x", "output={folder}/own"],
-            "autotune: output={folder}/own: holds a recording already; accepted is another folder",
+            "autotune: output={folder}/own: holds a recording already; use another folder",
         ),
         (
             ["mlflow_run=x", "output=s3://x/y"],

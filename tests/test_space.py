@@ -107,8 +107,7 @@ def ask(space: SearchSpace, seed: int = 0) -> tuple[optuna.Study, optuna.Trial, 
         ([1], "the file: found [1], not a mapping from config key to domain"),
         (
             {"o": {"type": "choice", "choices": {"a": {"lr": [1]}}}, "lr": [2]},
-            "lr: stands twice (beneath o, lr); accepted is a key once among what can be open"
-            " together",
+            "lr: stands twice (beneath o, lr); use a key once among what can be open together",
         ),
     ],
 )
@@ -127,7 +126,7 @@ def test_a_key_in_two_files_is_refused_with_both_files() -> None:
         first.merged_with(second)
     assert (
         str(refused.value)
-        == "runtime.yaml: lr: is also in cnn.yaml; accepted is each key once in an experiment's"
+        == "runtime.yaml: lr: is also in cnn.yaml; use each key once in an experiment's"
         " search_space"
     )
 

@@ -68,7 +68,7 @@ def test_an_own_training_that_ends_early_is_missed(
     )
     said = capsys.readouterr().out
     assert "outcome MISSED" in said
-    assert "own_training is a function of one's own: no test split is scored" in said
+    assert "own_training is a function of your own: no test split is scored" in said
 
 
 def test_code_that_finds_no_memory_is_an_outcome(

@@ -27,10 +27,10 @@ from autotune.config.overrides import read_value
 from autotune.config.space_files import read_search_space
 from autotune.errors import ConfigError, SearchSpaceError
 from autotune.execution.exported import compose_exported
-from autotune.hiding import without_secrets_in
 from autotune.measurement import Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import read_recording, write_recording
+from autotune.redaction import without_secrets_in
 from autotune.reporting.study_files import write_trials
 from autotune.search.points import UnitCube
 from autotune.search.study import create_trial_at

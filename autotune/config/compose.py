@@ -32,7 +32,7 @@ from autotune.config.messages import value_message
 from autotune.config.overrides import as_configured, parse_override
 from autotune.config.schema import FIXED_KEYS, STUDY_KEYS, Config, TrialConfig
 from autotune.errors import ConfigError, InvalidTrialError
-from autotune.hiding import MARK, without_secrets_in
+from autotune.redaction import MARK, without_secrets_in
 from autotune.remote import refuse_url, user_path
 from autotune.space import Suggestion, override_text
 from autotune.yaml_files import yaml_text

@@ -20,7 +20,7 @@ from autotune.config.experiments import shipped_folder
 from autotune.config.overrides import parse_override, read_value
 from autotune.config.schema import FIXED_KEYS
 from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError, did_you_mean
-from autotune.hiding import without_secrets_in
+from autotune.redaction import without_secrets_in
 from autotune.remote import refuse_url, user_path
 from autotune.space import Choice, Parameter, SearchSpace, Suggestion, override_text, short
 from autotune.yaml_files import read_yaml

@@ -22,7 +22,7 @@ from autotune.config.schema import TrialConfig
 from autotune.confirm.runs import Lanes, Run, RunsInTurns
 from autotune.confirm.statistics import in_turns
 from autotune.errors import AutotuneError, ClusterError, ConfigError, WorkerError
-from autotune.execution.cluster import RayConnection, capabilities_of, check_can_start
+from autotune.execution.cluster import RaySession, capabilities_of, check_can_start
 from autotune.execution.interrupt import interruptible
 from autotune.execution.launcher import CHECK_TRAINING, Launcher, calling
 from autotune.execution.live_study import say
@@ -34,13 +34,13 @@ from autotune.execution.plan import (
 )
 from autotune.execution.settings import check_limits, study_name
 from autotune.execution.study_folder import log_file, shown_path, sole_user
-from autotune.hiding import without_secrets
 from autotune.measurement import TrialResult
 from autotune.objective import check_measured
 from autotune.outcome import Outcome
+from autotune.redaction import without_secrets
 from autotune.reporting.comparison import Compared, Comparison, verdict, write_comparison
 from autotune.reporting.runs_terminal import RunsDisplay, print_comparison
-from autotune.reporting.scores import describe_arm
+from autotune.reporting.scores import describe_scores
 from autotune.search.points import derived_seed
 from autotune.space import Suggestion
 from autotune.tracking.tracker import FinishedRun, StudyEnd, TrackedTrial
@@ -167,7 +167,7 @@ class ComparisonPlan(Comparison, TrainingPlan):
 
         verdicts = "; ".join(verdict(self, each) for each in self.configurations[1:])
         words = "; ".join(
-            f"{each.summary.label}: {describe_arm(each.summary)}" for each in self.configurations
+            f"{each.summary.label}: {describe_scores(each.summary)}" for each in self.configurations
         )
         chart = drawing.runs_chart(
             "comparison",
@@ -370,7 +370,7 @@ def _make_runs(
     launcher: Launcher | None,
 ) -> None:
     """Make the runs of all configurations in turns, and keep each as soon as it has ended."""
-    configurations, connection = plan.configurations, RayConnection(plan.config.cluster, launcher)
+    configurations, connection = plan.configurations, RaySession(plan.config.cluster, launcher)
     with contextlib.closing(connection):
         with console.status("starting Ray"):
             size = connection.size(interrupt)

@@ -15,7 +15,7 @@ from autotune.confirm.race import Configuration, RaceLimits, RaceState, race_sta
 from autotune.confirm.statistics import Ratio, RunScore, ratio_of_pairs
 from autotune.measurement import TrialResult
 from autotune.objective import Objective
-from autotune.reporting.scores import ArmScores, run_score, score_format_of
+from autotune.reporting.scores import ConfigurationScores, run_score, score_format_of
 from autotune.search.points import derived_seed
 from autotune.space import Suggestion
 
@@ -112,7 +112,7 @@ class Confirmation:
     speed_up: Ratio | None
     """The baseline's expected score over the chosen candidate's, from runs that had no part in
     choosing it; None if neither reached."""
-    scores: Mapping[int, ArmScores]
+    scores: Mapping[int, ConfigurationScores]
     """Scores of each configuration, by its trial; for the baseline and the chosen candidate only of
     the runs that the claim is based on."""
     reasons: Mapping[int, str] = field(default_factory=dict)
@@ -195,7 +195,7 @@ def conclude(
         if number in claim_rounds or trial not in (baseline.trial, state.winner):
             known[trial][number] = run_score(run, objective)
     scores = {
-        each.trial: ArmScores(
+        each.trial: ConfigurationScores(
             label=each.label,
             runs=list(known[each.trial].values()),
             scale=score_format_of(objective),

@@ -20,7 +20,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.execution.cluster import ClusterSize, RayConnection, call
+from autotune.execution.cluster import ClusterSize, RaySession, call
 from autotune.execution.plan import TrainingPlan
 from autotune.execution.task import TrialTask
 from autotune.files import make_folder
@@ -83,7 +83,7 @@ class RunsInTurns:
     """Makes runs in turns, and tells tracker and display of them."""
 
     plan: TrainingPlan
-    connection: RayConnection
+    connection: RaySession
     size: ClusterSize
     tracker: TrackerWriter
     """Receives each run; it waits while runs go on CPUs that writing would take from them."""

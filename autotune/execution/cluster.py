@@ -132,8 +132,7 @@ def check_can_start(
         return
     is_unseen = num_gpus and not size.num_gpus and cluster.num_gpus is None and cluster.is_local
     advice = (
-        f"; torch sees GPUs that Ray does not count: accepted are cluster.num_gpus={num_gpus} and"
-        " device=cpu"
+        f"; torch sees GPUs that Ray does not count: use cluster.num_gpus={num_gpus} or device=cpu"
         if is_unseen
         else ""
     )
@@ -232,7 +231,7 @@ def capabilities_of(config: ClusterConfig, launcher: Launcher | None) -> Capabil
     return found
 
 
-class RayConnection:
+class RaySession:
     """A connection to Ray that is made in a thread of its own, so that the driver does not wait
     while Ray starts.
 

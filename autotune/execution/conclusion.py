@@ -27,11 +27,11 @@ from autotune.execution.live_study import LiveStudy, busy_seconds, say
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import shown_path
 from autotune.files import FORMATS, replace_file
-from autotune.hiding import MARK, without_secrets_in
 from autotune.measurement import differing_devices
 from autotune.objective import Pareto
 from autotune.outcome import Outcome
 from autotune.recording import write_recording
+from autotune.redaction import MARK, without_secrets_in
 from autotune.reporting.failures import gathered_failures
 from autotune.reporting.scores import (
     describe_ratio,
@@ -41,9 +41,9 @@ from autotune.reporting.scores import (
 from autotune.reporting.study_files import (
     REPORT,
     SUMMARY,
-    arm_json,
     json_text,
     make_front,
+    scores_json,
     write_trials,
 )
 from autotune.reporting.terminal import format_metric, print_summary, verdict_rows
@@ -250,15 +250,15 @@ class _Conclusion:
         scores, speed_up = confirmation.scores, confirmation.speed_up
         baseline, *candidates = confirmation.configurations
         return {
-            "baseline": arm_json(scores[baseline.trial]),
-            "best": best and {**arm_json(scores[best.trial]), "test_metrics": test_metrics},
+            "baseline": scores_json(scores[baseline.trial]),
+            "best": best and {**scores_json(scores[best.trial]), "test_metrics": test_metrics},
             "speed_up": asdict(speed_up) if speed_up and best is not baseline else None,
             "candidates": [
                 {
                     "trial": each.trial,
                     "overrides": each.suggestion.as_overrides(),
                     "search_expected": each.expected_score,
-                    **arm_json(scores[each.trial]),
+                    **scores_json(scores[each.trial]),
                     "why": confirmation.reasons.get(
                         each.trial,
                         "chosen" if each is confirmation.chosen else "the race was interrupted",

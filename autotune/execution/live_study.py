@@ -14,15 +14,15 @@ from rich.console import Console
 from autotune.config.schema import TrialConfig
 from autotune.confirm.confirmation import PlannedRace, confirmation_seed, plan_race
 from autotune.confirm.race import RaceLimits, RaceState
-from autotune.execution.cluster import RayConnection
+from autotune.execution.cluster import RaySession
 from autotune.execution.interrupt import interruptible
 from autotune.execution.launcher import Launcher, calling
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import log_file, sole_user
 from autotune.files import FORMAT_KEY, FORMATS, replace_file
-from autotune.hiding import without_secrets
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
+from autotune.redaction import without_secrets
 from autotune.reporting.terminal import StudyDisplay
 from autotune.search.samplers import PausingSampler
 from autotune.search.scheduler import Scheduler
@@ -57,7 +57,7 @@ class LiveStudy:
     tracker: TrackerWriter
     display: StudyDisplay
     console: Console
-    connection: RayConnection
+    connection: RaySession
     launcher: Launcher | None
     """The driver's own launcher, for trainings on this machine."""
     interrupt: threading.Event
@@ -137,7 +137,7 @@ def opened(
     plan: StudyPlan,
     *,
     console: Console,
-    connection: RayConnection,
+    connection: RaySession,
     launcher: Launcher | None = None,
 ) -> Iterator[LiveStudy]:
     """Open a study, and resume it if an earlier process has begun it.

@@ -18,9 +18,9 @@ from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
 from autotune.execution.cluster import ClusterSize
 from autotune.execution.settings import StudySettings, check_settings
 from autotune.execution.task import TrialTask
-from autotune.hiding import without_secrets, without_secrets_in
 from autotune.mlflow_logs import logs_folder
 from autotune.objective import Objective, check_measured
+from autotune.redaction import without_secrets, without_secrets_in
 from autotune.reporting.scores import ScoreFormat, score_format_of
 from autotune.search.outlook import has_costs
 from autotune.search.samplers import make_sampler

@@ -230,9 +230,9 @@ def _check_has(accelerator_type: str | None) -> None:
         return
     kinds = _accelerator_types()
     accepted = (
-        f"accepted are null and {', '.join(kinds)}"
+        f"use null or {', '.join(kinds)}"
         if kinds
-        else "accepted is null, since Ray knows of no GPU's kind there"
+        else "use null, since Ray knows of no GPU's kind there"
     )
     raise ClusterError(f"cluster.accelerator_type: found {accelerator_type}, {accepted}")
 
@@ -278,15 +278,13 @@ def _check_answers(address: str, timeout_seconds: float) -> None:
 
 
 _AUTH_MODE = "RAY_AUTH_MODE"
-_ACCEPTED = "accepted is the HOST:PORT of a running Ray head, or auto on a machine of a cluster"
+_ACCEPTED = "use the HOST:PORT of a running Ray head, or auto on a machine of a cluster"
 
 
 def _check_listens(address: str, timeout_seconds: float) -> None:
     host, _, port = address.rpartition(":")
     if not host or "://" in host or not port.isdigit():
-        raise ClusterError(
-            f"cluster.address: found {address!r}, accepted are null, auto and HOST:PORT"
-        )
+        raise ClusterError(f"cluster.address: found {address!r}, must be null, auto or HOST:PORT")
     try:
         socket.create_connection((host, int(port)), timeout=timeout_seconds).close()
     except (OSError, OverflowError) as error:  # OverflowError for a port above 65535

@@ -20,7 +20,7 @@ from autotune.confirm.race import Configuration, RaceState
 from autotune.confirm.runs import Lanes, Run, RunsInTurns
 from autotune.errors import ClusterError
 from autotune.execution.best_weights import keep_first, run_path
-from autotune.execution.cluster import ClusterSize, FreeResources, RayConnection, check_can_start
+from autotune.execution.cluster import ClusterSize, FreeResources, RaySession, check_can_start
 from autotune.execution.conclusion import conclude_study, import_for_conclusion
 from autotune.execution.launcher import Launcher
 from autotune.execution.live_study import (
@@ -48,7 +48,7 @@ def run_study(
     plan: StudyPlan,
     *,
     console: Console,
-    connection: RayConnection,
+    connection: RaySession,
     launcher: Launcher | None = None,
     trains: bool = True,
 ) -> int:

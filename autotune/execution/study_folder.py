@@ -13,7 +13,7 @@ from typing import TextIO
 from autotune.errors import FileError, StudyError
 from autotune.execution.task import HANG_FILES
 from autotune.files import appending, check_kind, check_writable, make_folder, opened_to_lock
-from autotune.hiding import LogFormatter
+from autotune.redaction import LogFormatter
 
 
 @contextlib.contextmanager

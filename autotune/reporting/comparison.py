@@ -17,7 +17,7 @@ from autotune.confirm.statistics import Ratio, RunScore, ratio_of_pairs
 from autotune.measurement import Target, TrialResult
 from autotune.objective import Objective
 from autotune.reporting.scores import (
-    ArmScores,
+    ConfigurationScores,
     ScoreFormat,
     counted,
     describe_interval,
@@ -28,8 +28,8 @@ from autotune.reporting.scores import (
 )
 from autotune.reporting.study_files import (
     MEASURED,
-    arm_json,
     measured_cells,
+    scores_json,
     write_csv,
     write_json,
 )
@@ -84,11 +84,11 @@ class Compared:
         }
 
     @property
-    def summary(self) -> ArmScores:
+    def summary(self) -> ConfigurationScores:
         """The scores of all runs, in the order of the pairs."""
         scale = score_format_of(self.objective)
         label = f"{self.name}: {self.shown}"
-        return ArmScores(label=label, runs=list(self.scores.values()), scale=scale)
+        return ConfigurationScores(label=label, runs=list(self.scores.values()), scale=scale)
 
 
 def step_seconds(run: TrialResult) -> float | None:
@@ -246,7 +246,7 @@ def _as_json(comparison: Comparison, each: Compared) -> dict[str, Any]:
         "name": each.name,
         "overrides": each.overrides,
         "config": each.config,
-        **arm_json(each.summary),
+        **scores_json(each.summary),
         "step_seconds": [step.score for step in each.step_seconds.values()],
         "test_metrics": [metric for metric in tests if metric is not None],
         "first_over_this": {

@@ -17,7 +17,7 @@ from autotune.errors import AutotuneError, StudyError
 from autotune.files import FORMAT_KEY, check_format
 from autotune.outcome import Outcome
 from autotune.recording import Recording, read_recording
-from autotune.reporting.scores import ArmScores, ScoreFormat
+from autotune.reporting.scores import ConfigurationScores, ScoreFormat
 from autotune.reporting.study_files import MEASURED, SUMMARY, read_summary
 
 _TEXTS = ("outcome", "score_unit", "device_kind", "seed", "contention", "error")
@@ -80,7 +80,7 @@ class ConcludedStudy:
         return sides.assign(trial=sides.index).rename(index=names).sort_index()
 
     @cached_property
-    def arms(self) -> list[tuple[ArmScores, Mapping[str, Any]]]:
+    def arms(self) -> list[tuple[ConfigurationScores, Mapping[str, Any]]]:
         """The configurations of the confirmation, the baseline first: scores, and what the
         summary says of them.
         """
@@ -94,7 +94,7 @@ class ConcludedStudy:
         ]
 
     @cached_property
-    def best_arm(self) -> ArmScores | None:
+    def best_arm(self) -> ConfigurationScores | None:
         """The candidate that is exported; None if it is the baseline, or if there is none."""
         best = self.summary.get("trial")
         return next((scores for scores, arm in self.arms[1:] if arm["trial"] == best), None)
@@ -127,14 +127,14 @@ class ConcludedStudy:
         high = math.inf if found["high"] is None else found["high"]
         return Ratio(**{**found, "high": high, "claim": Claim(found["claim"])})
 
-    def _scores(self, label: str, arm: Mapping[str, Any]) -> ArmScores:
+    def _scores(self, label: str, arm: Mapping[str, Any]) -> ConfigurationScores:
         reached = arm.get("times_seconds", arm.get("scores", []))
         missed = arm.get("lower_bounds_seconds", arm.get("lower_bounds", []))
         runs = [RunScore(score, True) for score in reached]
         runs += [RunScore(score, False) for score in missed]
         num_lost = min(arm["num_runs"] - len(runs), 1000)  # a changed file may say billions
         runs += [RunScore(None, False)] * num_lost
-        return ArmScores(label=label, runs=runs, scale=self.scale)
+        return ConfigurationScores(label=label, runs=runs, scale=self.scale)
 
 
 @contextmanager

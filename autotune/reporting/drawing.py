@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 
 from autotune.files import make_folder, replace_file
 from autotune.measurement import Target
-from autotune.reporting.scores import ArmScores
+from autotune.reporting.scores import ConfigurationScores
 from autotune.space import override_text
 
 BASELINE_COLOUR = "#666666"
@@ -59,7 +59,7 @@ def write_charts(folder: Path, charts: Iterable[Chart]) -> list[Path]:
 
 
 def runs_chart(
-    name: str, arms: Sequence[ArmScores], colours: Sequence[str], description: str
+    name: str, arms: Sequence[ConfigurationScores], colours: Sequence[str], description: str
 ) -> Chart:
     """A row for each configuration: its runs, and a bar up to what a success costs."""
     scale, labels = arms[0].scale, [escape(shorten(arm.label, 24)) for arm in arms]

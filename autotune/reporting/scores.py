@@ -118,7 +118,7 @@ def counted(number: int, noun: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArmScores:
+class ConfigurationScores:
     """The objective's scores of one arm's runs."""
 
     label: str
@@ -166,7 +166,7 @@ class ArmScores:
         return math.fsum(spent) / len(spent) if spent else None
 
 
-def format_expected(arm: ArmScores) -> str | None:
+def format_expected(arm: ConfigurationScores) -> str | None:
     """The expected score as text, ``at least`` the mean spent if no run reached the target.
 
     None if no run has a score.
@@ -181,7 +181,7 @@ def format_expected(arm: ArmScores) -> str | None:
     )
 
 
-def describe_arm(arm: ArmScores) -> str:
+def describe_scores(arm: ConfigurationScores) -> str:
     """An arm's score and runs in words, such as ``10.5 s (mean of 13 runs)`` or ``12.0 s
     (expected; reached in 7 of 8 runs)``.
     """
@@ -193,7 +193,7 @@ def describe_arm(arm: ArmScores) -> str:
     return f"{text} ({describe_reached(arm)})"
 
 
-def describe_reached(arm: ArmScores) -> str:
+def describe_reached(arm: ConfigurationScores) -> str:
     """How often an arm reached the target, in words, with the 95% interval of its chance if some
     runs missed it.
     """

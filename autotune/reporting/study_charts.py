@@ -28,7 +28,7 @@ from autotune.reporting.drawing import (
     target_label,
     value_text,
 )
-from autotune.reporting.scores import counted, describe_arm
+from autotune.reporting.scores import counted, describe_scores
 from autotune.search.importances import Effects
 
 _MAX_CURVE_POINTS = 20_000
@@ -68,7 +68,7 @@ def _confirmation_chart(study: ConcludedStudy) -> Chart | None:
     if not arms:
         return None
     colours = ["#009E73" if arm is study.best_arm else "#56B4E9" for arm in arms]
-    words = "; ".join(f"{arm.label} {describe_arm(arm)}" for arm in arms)
+    words = "; ".join(f"{arm.label} {describe_scores(arm)}" for arm in arms)
     description = f"Runs on fresh seeds of each configuration: {words}."
     return runs_chart("confirmation", arms, [BASELINE_COLOUR, *colours[1:]], description)
 

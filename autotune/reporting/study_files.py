@@ -28,12 +28,12 @@ from autotune.files import (
     replace_file,
     replacing,
 )
-from autotune.hiding import without_secrets_in
 from autotune.measurement import PAUSED, Evaluation, TrialResult
 from autotune.objective import Pareto
 from autotune.outcome import Outcome
 from autotune.pareto import pareto_front
-from autotune.reporting.scores import SECONDS, ArmScores, ScoreFormat, score_format_of
+from autotune.redaction import without_secrets_in
+from autotune.reporting.scores import SECONDS, ConfigurationScores, ScoreFormat, score_format_of
 from autotune.space import SearchSpace, Suggestion, override_text
 
 logger = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ def write_csv(path: Path, header: Sequence[object], rows: Sequence[Sequence[obje
         csv.writer(file).writerows([header, *rows])
 
 
-def arm_json(arm: ArmScores) -> dict[str, Any]:
+def scores_json(arm: ConfigurationScores) -> dict[str, Any]:
     """The repeated runs of one configuration as JSON data, with keys for times or, if the
     objective is not time, for scores.
     """

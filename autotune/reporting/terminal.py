@@ -26,12 +26,12 @@ from autotune.measurement import OUTPUT_AT, Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.reporting.scores import (
     SECONDS,
-    ArmScores,
+    ConfigurationScores,
     ScoreFormat,
     counted,
-    describe_arm,
     describe_ratio,
     describe_reached,
+    describe_scores,
     format_seconds,
 )
 
@@ -237,13 +237,13 @@ def output_console() -> Console:
 
 
 def verdict_rows(
-    baseline: ArmScores,
-    chosen: ArmScores | None,
+    baseline: ConfigurationScores,
+    chosen: ConfigurationScores | None,
     speed_up: Ratio | None,
     *,
     is_exported: bool,
     overrides: Sequence[str] = (),
-    others: Sequence[tuple[ArmScores, str]] = (),
+    others: Sequence[tuple[ConfigurationScores, str]] = (),
 ) -> list[tuple[str, str]]:
     """Rows of a summary that compare the baseline with the chosen candidate, then one row for every
     other candidate.
@@ -255,14 +255,16 @@ def verdict_rows(
             baseline.
         others: the other candidates, each with the reason why it left the confirmation.
     """
-    rows, scale = [("baseline", describe_arm(baseline))], baseline.scale
+    rows, scale = [("baseline", describe_scores(baseline))], baseline.scale
     better, worse = ("faster", "slower") if scale.is_time else ("better", "worse")
     if chosen is None:
         why = "no other configuration reached the target in the search"
         return [*rows, ("best", f"the baseline: {why}")]
     if not is_exported:
         rows.append(("best", f"no configuration was shown to be {better} than the baseline"))
-    rows.append(("best" if is_exported else "closest", f"{describe_arm(chosen)}, {chosen.label}"))
+    rows.append(
+        ("best" if is_exported else "closest", f"{describe_scores(chosen)}, {chosen.label}")
+    )
     rows += [("" if index else "overrides", value) for index, value in enumerate(overrides)]
     pairs = "" if speed_up is None else f", n = {counted(speed_up.num_pairs, 'pair')}"
     rows.append((scale.gain, f"{describe_ratio(speed_up)}{pairs}, {describe_reached(chosen)}"))
@@ -273,7 +275,7 @@ def verdict_rows(
     if speed_up is not None and speed_up.high < 1:
         rows.append(("", f"{worse} than the baseline"))
     for index, (arm, why) in enumerate(others):
-        scores = describe_arm(arm) if arm.runs else "no runs"
+        scores = describe_scores(arm) if arm.runs else "no runs"
         rows.append(("" if index else "others", f"{arm.label}: {scores}, {why}"))
     return rows
 

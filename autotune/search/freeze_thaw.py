@@ -119,7 +119,7 @@ class FreezeThawSampler(PausingSampler):
             raise ConfigError(
                 f"search.sampler: found num_startup_trials {num_startup_trials}, num_candidates"
                 f" {num_candidates}, reduction_factor {reduction_factor}, least_chance"
-                f" {least_chance}; accepted are at least 1, at least 1, above 1, 0 to below 1"
+                f" {least_chance}; use at least 1, at least 1, above 1, 0 to below 1"
             )
         if not isinstance(objective, BoundedObjective):
             raise ConfigError(

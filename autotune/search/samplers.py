@@ -118,7 +118,7 @@ def optuna_sampler(sampler: object) -> optuna.samplers.BaseSampler:
         return optuna.samplers.RandomSampler()
     if not isinstance(sampler, optuna.samplers.BaseSampler):
         raise ConfigError(
-            f"search.sampler: made {type(sampler).__name__}, accepted is an Optuna sampler"
+            f"search.sampler: made {type(sampler).__name__}, must be an Optuna sampler"
         )
     return sampler
 

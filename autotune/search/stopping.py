@@ -70,9 +70,7 @@ class CapAtIncumbent(StoppingRule):
 
     def __init__(self, *, objective: Objective, cap_margin: float) -> None:
         if not cap_margin >= 1:
-            raise ConfigError(
-                f"stopping.cap_margin: found {cap_margin}, accepted is a number from 1"
-            )
+            raise ConfigError(f"stopping.cap_margin: found {cap_margin}, must be a number from 1")
         self._objective = objective if isinstance(objective, BoundedObjective) else None
         self._margin = cap_margin
         self._running_times: dict[Key, RunningTime] = {}

@@ -19,7 +19,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
 from autotune.errors import ConfigError, StudyError
-from autotune.hiding import without_secrets
+from autotune.redaction import without_secrets
 from autotune.remote import check_listens
 
 JOURNAL = "study.log"

@@ -24,11 +24,11 @@ from optuna.trial import TrialState
 from autotune.config.schema import first_difference
 from autotune.errors import ConfigError, DataError, StudyError
 from autotune.files import FORMATS, check_format
-from autotune.hiding import without_secrets, without_secrets_in
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import Objective
 from autotune.outcome import Outcome
 from autotune.recording import Recording, read_recording, write_recording
+from autotune.redaction import without_secrets, without_secrets_in
 from autotune.remote import user_path
 from autotune.search.points import derived_seed
 from autotune.search.samplers import PausingSampler, optuna_sampler, quiet_optuna
@@ -109,7 +109,7 @@ def open_study(
         study.set_user_attr(_DEFINITION, wanted)
     elif (difference := first_difference(without_secrets_in(stored), wanted)) is not None:
         raise StudyError(
-            f"study.name={name}: was made for something else ({difference}); accepted is the same,"
+            f"study.name={name}: was made for something else ({difference}); use the same,"
             f" or another study.name, with warm_start=[{name}] to learn from the trials of this one"
         )
     sampler = make_sampler(derived_seed(seed, f"sampler {len(study.get_trials(deepcopy=False))}"))
@@ -127,7 +127,7 @@ def read_study(name: str, folder: Path, *, storage_url: str | None = None) -> St
     if storage_url is None and not (folder / JOURNAL).is_file():
         studies = sorted(path.parent.name for path in folder.parent.glob(f"*/{JOURNAL}"))
         known = (
-            f"accepted are {', '.join(studies)}" if studies else f"there is none in {folder.parent}"
+            f"use one of {', '.join(studies)}" if studies else f"there is none in {folder.parent}"
         )
         raise StudyError(f"study={name}: no such study; {known}")
     storage = open_storage(folder, storage_url)
@@ -135,7 +135,7 @@ def read_study(name: str, folder: Path, *, storage_url: str | None = None) -> St
         study = optuna.load_study(study_name=name, storage=storage)
     except KeyError as error:
         names = ", ".join(sorted(optuna.get_all_study_names(storage)))
-        known = f"accepted are {names}" if names else "there is none"
+        known = f"use one of {names}" if names else "there is none"
         raise StudyError(
             f"study={name}: no such study in"
             f" {without_secrets(storage_url or str(folder / JOURNAL))}; {known}"
@@ -256,7 +256,7 @@ def _check_has_no_results(name: str, folder: Path, storage_url: str | None) -> N
         storage = folder / JOURNAL if storage_url is None else without_secrets(storage_url)
         raise StudyError(
             f"study.name={name}: {folder} has {found} of an earlier study, and {storage} has no"
-            " trial of it; accepted is the storage with them (restored from a backup, or named by"
+            " trial of it; use the storage with them (restored from a backup, or named by"
             " search.storage), or another study.name"
         )
 

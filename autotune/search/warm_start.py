@@ -73,8 +73,7 @@ def earlier_study(name: str, recording: Recording, space: SearchSpace) -> Earlie
     parts += [f"unknown there: {', '.join(sorted(wanted - known))}"] if wanted - known else []
     if not kept:
         raise ConfigError(
-            f"warm_start: {'; '.join(parts)}; accepted is a study of which a trial fits this search"
-            " space"
+            f"warm_start: {'; '.join(parts)}; use a study of which a trial fits this search space"
         )
     return EarlierStudy(
         name=name, target=recording.target, trials=tuple(kept), summary="; ".join(parts)

@@ -12,8 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from autotune.errors import ConfigError
-from autotune.hiding import without_secrets
 from autotune.recording import Recording, read_recording
+from autotune.redaction import without_secrets
 from autotune.remote import refuse_url, user_path
 
 Stored = Callable[[str], tuple[str, Recording] | None]

@@ -35,7 +35,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from autotune.errors import AutotuneError, ConfigError
-from autotune.hiding import without_secrets
+from autotune.redaction import without_secrets
 from autotune.remote import check_listens, kind_of_database
 from autotune.tracking.fields import MAX_TAG_CHARACTERS, plain_key
 

@@ -14,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from autotune.hiding import without_secrets, without_secrets_in
 from autotune.measurement import Evaluation, TrialResult
+from autotune.redaction import without_secrets, without_secrets_in
 from autotune.space import override_text
 
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from autotune.config.build import build_partial, call
 from autotune.errors import ConfigError
-from autotune.hiding import without_secrets
 from autotune.measurement import Evaluation, TrialResult
+from autotune.redaction import without_secrets
 from autotune.tracking.tracker import (
     BestScore,
     FinishedRun,

@@ -74,7 +74,9 @@ class ImageAugmentation:
         device: torch.device | str,
     ) -> None:
         if flip not in FLIPS:
-            raise ConfigError(f"augmentation.flip: found {flip!r}, accepted are {', '.join(FLIPS)}")
+            raise ConfigError(
+                f"augmentation.flip: found {flip!r}, must be one of {', '.join(FLIPS)}"
+            )
         for key, value in {
             "shift": shift,
             "brightness": brightness,
@@ -82,7 +84,7 @@ class ImageAugmentation:
             "cutout": cutout,
         }.items():
             if value < 0:
-                raise ConfigError(f"augmentation.{key}: found {value}, accepted are numbers from 0")
+                raise ConfigError(f"augmentation.{key}: found {value}, must be numbers from 0")
         self._flip, self._shift, self._cutout = flip, shift, cutout
         self._brightness, self._contrast = brightness, contrast
         self._resolutions = _checked_resolutions(resolutions)
@@ -99,7 +101,7 @@ class ImageAugmentation:
         """
         if inputs.ndim != 4:
             raise ConfigError(
-                f"augmentation: inputs are {list(inputs.shape)}, accepted are images [batch,"
+                f"augmentation: inputs are {list(inputs.shape)}, must be images [batch,"
                 " channels, height, width]"
             )
         memory_format = torch.channels_last if is_channels_last(inputs) else torch.contiguous_format
@@ -140,7 +142,7 @@ class ImageAugmentation:
         """
         if self._shift >= length:
             raise ConfigError(
-                f"augmentation.shift: found {self._shift}, accepted is below the images' {length}"
+                f"augmentation.shift: found {self._shift}, must be below the images' {length}"
                 " pixels"
             )
         pixels = torch.arange(length, device=device)
@@ -162,7 +164,7 @@ class ImageAugmentation:
         height, width = inputs.shape[2:]
         if self._cutout > min(height, width):
             raise ConfigError(
-                f"augmentation.cutout: found {self._cutout}, accepted is up to the images'"
+                f"augmentation.cutout: found {self._cutout}, must be up to the images'"
                 f" {min(height, width)} pixels"
             )
         rows, columns = (
@@ -189,7 +191,7 @@ class ImageAugmentation:
         height, width = inputs.shape[2:]
         if pixels >= height:
             raise ConfigError(
-                f"augmentation.resolutions: found {pixels} pixels, accepted is below the images'"
+                f"augmentation.resolutions: found {pixels} pixels, must be below the images'"
                 f" {height}"
             )
         return functional.interpolate(

@@ -25,8 +25,8 @@ from safetensors.torch import save
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, DataError, StateError
 from autotune.files import FORMATS, check_format, make_folder, replace_file, replacing
-from autotune.hiding import without_secrets_in
 from autotune.measurement import Evaluation
+from autotune.redaction import without_secrets_in
 from autotune.session import Checkpoint
 from autotune.training.capabilities import versions
 from autotune.training.state_files import STATE_FILE

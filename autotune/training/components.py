@@ -177,7 +177,7 @@ def make_strategy(config: TrialConfig) -> Strategy:
     strategy = make_part(config.parallelism, config.allowed_targets, "parallelism")
     if not isinstance(strategy, Strategy):
         raise ConfigError(
-            f"parallelism: {config.parallelism['_target_']} is no Strategy; accepted is a subclass"
+            f"parallelism: {config.parallelism['_target_']} is no Strategy; use a subclass"
             " of autotune's"
         )
     return strategy
@@ -242,7 +242,7 @@ def _make_optimizer(
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
             f"optimizer: {config.optimizer['_target_']} returned {type(optimizer).__name__},"
-            " accepted is a torch Optimizer"
+            " must be a torch Optimizer"
         )
     return optimizer
 
@@ -261,7 +261,7 @@ def kernel_arguments(config: TrialConfig, factory: "partial[Any]") -> dict[str, 
     if unknown := set(wanted) - set(inspect.signature(factory.func).parameters):
         raise ConfigError(
             f"runtime.optimizer_kernels: found {kernels}, and {config.optimizer['_target_']} has no"
-            f" {', '.join(unknown)}; accepted is null"
+            f" {', '.join(unknown)}; use null"
         )
     return wanted
 
@@ -281,7 +281,7 @@ def make_part(node: Mapping[str, Any], allowed: tuple[str, ...], where: str, **o
     part = call(factory, where, **arguments) if arguments else build(node, allowed, where)
     if where not in ("technique", "parallelism") and not callable(part):
         raise ConfigError(
-            f"{where}: {node['_target_']} made {type(part).__name__}, accepted is something that"
+            f"{where}: {node['_target_']} made {type(part).__name__}, must be something that"
             " can be called"
         )
     return part

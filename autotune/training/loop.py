@@ -18,8 +18,8 @@ import torch
 
 from autotune.config.schema import TrialConfig, first_difference
 from autotune.errors import DataError
-from autotune.hiding import without_secrets_in
 from autotune.measurement import Evaluation, Phase, PhaseClock, outcome_of
+from autotune.redaction import without_secrets_in
 from autotune.remote import paused_while_waiting
 from autotune.training.checkpoint import (
     random_state,
@@ -290,7 +290,7 @@ def read_progress(
     if different:
         raise DataError(
             f"checkpoint.folder: {folder} holds a training with another {', '.join(different)};"
-            " accepted is an empty folder, or its own"
+            " use an empty folder, or its own"
         )
     with told_damage(folder):
         evaluation = Evaluation.from_dict(state["evaluation"])

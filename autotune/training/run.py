@@ -24,7 +24,7 @@ from autotune.training.device import device_kind, gpu_facts, pick_device, seed_e
 from autotune.training.loop import train
 from autotune.training.parallel.ranks import ALONE, Ranks
 from autotune.training.set_up import num_steps
-from autotune.training.user_training import check_own, train_own
+from autotune.training.user_training import check_function, train_function
 
 _log = logging.getLogger(__name__)
 
@@ -60,12 +60,11 @@ def start_training(
     name = config.training["_target_"]
     if ranks.size > 1:
         raise ConfigError(
-            f"training: {name}: found {ranks.size} ranks, accepted with a training function of"
-            " one's own is 1"
+            f"training: {name}: found {ranks.size} workers; a training function of your own has one"
         )
     if score_test:
-        _log.info("training: %s is a function of one's own: no test split is scored", name)
-    return train_own(config, cap_seconds=cap_seconds, num_threads=num_threads, **kept)
+        _log.info("training: %s is a function of your own: no test split is scored", name)
+    return train_function(config, cap_seconds=cap_seconds, num_threads=num_threads, **kept)
 
 
 def check_training(config: TrialConfig) -> None:
@@ -77,7 +76,7 @@ def check_training(config: TrialConfig) -> None:
         DataError: the data set is missing, unreadable or malformed.
     """
     if config.training is not None:
-        check_own(config)
+        check_function(config)
         return
     data = load_data(config)
     seed_everything(config.seed)

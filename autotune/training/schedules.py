@@ -144,7 +144,7 @@ def _factor(shape: Shape, total_steps: int, fraction: float | None) -> Callable[
     if fraction is None:
         return lambda step: shape(min(step, total_steps), total_steps)
     if not 0 < fraction <= 1:
-        raise ConfigError(f"schedule_fraction: found {fraction}, accepted is above 0 and up to 1")
+        raise ConfigError(f"schedule_fraction: found {fraction}, must be above 0 and up to 1")
     num_steps = max(1, round(fraction * total_steps))
     return lambda step: shape(step, num_steps) if step < num_steps else 0.0
 

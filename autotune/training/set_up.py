@@ -361,7 +361,7 @@ def set_up(
     if ranks.size != (num_workers := config.num_workers):
         raise ConfigError(
             f"parallelism.num_workers: found {num_workers}, and this training has {ranks.size};"
-            " accepted is as many"
+            " use as many"
         )
     built, _built = _built, None
     if (

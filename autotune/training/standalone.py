@@ -76,7 +76,7 @@ def standalone_script(
         ConfigError: the program cannot express the configuration; names the key.
     """
     for key, found, accepted in _what_cannot_be_said(config):
-        raise ConfigError(f"{key}: found {found}; accepted in a stand-alone script is {accepted}")
+        raise ConfigError(f"{key}: found {found}; a stand-alone script can have {accepted}")
     code = SourceCode(_GIVEN)
     parts = _Writer(config, code).parts()
     for module, name in _loop_parts(config):

@@ -30,13 +30,12 @@ def trained_model(path: Path, allowed_targets: Sequence[str]) -> nn.Module:
         or not {"input_shape", "num_classes"} <= set(metadata)
     ):
         raise DataError(
-            f"{path}: does not say what model its weights are of; accepted is a file that a"
+            f"{path}: does not say what model its weights are of; use a file that a"
             " training of autotune wrote"
         )
     if config.get("training") is not None:
         raise DataError(
-            f"{path}: a training function of one's own made its model; accepted is a training of"
-            " autotune's"
+            f"{path}: a training function of your own made its model; use a training of autotune's"
         )
     where = f"{path}: model"
     make_model = build_partial(config["model"], tuple(allowed_targets), where, key="model")
@@ -53,7 +52,7 @@ def trained_model(path: Path, allowed_targets: Sequence[str]) -> nn.Module:
             name: tensor.shape for name, tensor in weights.items()
         }:
             raise DataError(
-                f"{path}: does not hold the weights of its own model, which has others; accepted is"
+                f"{path}: does not hold the weights of its own model, which has others; use"
                 " what autotune wrote"
             )
         model: nn.Module = call(make_model, where, **accepted_arguments(make_model, arguments))

@@ -93,7 +93,7 @@ class TrainingClock:
             self._clock.enter(outer_phase)
 
 
-def train_own(
+def train_function(
     config: TrialConfig,
     *,
     cap_seconds: float,
@@ -215,7 +215,7 @@ def _warm_up(device: torch.device) -> None:
     torch.optim.AdamW(model.parameters()).step()
 
 
-def check_own(config: TrialConfig) -> None:
+def check_function(config: TrialConfig) -> None:
     """Check, before it runs, that the custom training function can be called.
 
     Raises:

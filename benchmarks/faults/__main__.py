@@ -161,7 +161,7 @@ def main() -> int:
     names = arguments.rows.split(",") if arguments.rows else [row.name for row in ROWS]
     if unknown := set(names) - {row.name for row in ROWS}:
         print(
-            f"--rows: found {', '.join(sorted(unknown))}; accepted are"
+            f"--rows: found {', '.join(sorted(unknown))}; use"
             f" {', '.join(row.name for row in ROWS)}",
             file=sys.stderr,
         )

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from autotune.config.command_keys import own_key, own_keys_help, read_own_keys
 from autotune.config.command_line import composer_of, parse_command_line, run_main
-from autotune.config.own_keys import own_key, own_keys_help, read_own_keys
 from autotune.errors import ConfigError
 from autotune.remote import refuse_url, user_path
 

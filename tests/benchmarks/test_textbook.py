@@ -10,7 +10,7 @@ import torch
 
 from autotune.config.schema import TrialConfig
 from benchmarks.cifar10_speed import Augmented
-from benchmarks.training_speed import train_own, train_textbook
+from benchmarks.training_speed import train_function, train_textbook
 
 MakeConfig = Callable[..., TrialConfig]
 
@@ -18,7 +18,7 @@ MakeConfig = Callable[..., TrialConfig]
 def test_both_loops_end_with_the_same_accuracy(trial_config: MakeConfig) -> None:
     config = trial_config("epochs=2", "evaluate_every_samples=1000000")
     config = replace(config, target=replace(config.target, value=2.0))
-    textbook, own = train_textbook(config, 0), train_own(config, 1)
+    textbook, own = train_textbook(config, 0), train_function(config, 1)
     assert textbook[1] == pytest.approx(own[1])
     assert own[1] > 0.5
     assert min(textbook[0], own[0]) > 0

@@ -222,7 +222,7 @@ def test_a_shipped_space_is_picked_by_its_name() -> None:
 def test_the_same_key_in_two_files_is_refused_with_both() -> None:
     assert (
         refusal("search_spaces/cnn.yaml", {"epochs": [1, 2]})
-        == "search_space[1]: epochs: is also in search_spaces/cnn.yaml; accepted is each key once"
+        == "search_space[1]: epochs: is also in search_spaces/cnn.yaml; use each key once"
         " in an experiment's search_space"
     )
 

@@ -14,8 +14,8 @@ import yaml
 
 import autotune
 from autotune.__main__ import autotune_command
+from autotune.config.command_keys import read_own_keys
 from autotune.config.compose import Composer
-from autotune.config.own_keys import read_own_keys
 from autotune.config.space_files import read_search_space
 from autotune.export import ExportKeys
 from autotune.record import RecordKeys

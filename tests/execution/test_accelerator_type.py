@@ -79,5 +79,5 @@ def test_a_kind_that_the_cluster_has_not_is_one_line(
     assert (ran.returncode, ran.stdout) == (2, "")
     assert (
         ran.stderr
-        == "autotune: cluster.accelerator_type: found T4, accepted are null and A100, H100\n"
+        == "autotune: cluster.accelerator_type: found T4, must be one of null and A100, H100\n"
     )

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from autotune.config.command_line import EXIT_BAD_INPUT, run_command
 from autotune.config.compose import Composer
-from autotune.execution.cluster import RayConnection
+from autotune.execution.cluster import RaySession
 from autotune.execution.live_study import opened
 from autotune.execution.plan import plan_study
 from autotune.export import export_command
@@ -130,7 +130,7 @@ def test_a_study_of_that_name_with_other_settings_is_one_line(
         plan = plan_study(
             Composer([*command, f"study.folder={tmp_path}/outputs", budget]), local_capabilities()
         )
-        with opened(plan, console=Console(), connection=RayConnection(plan.config.cluster)):
+        with opened(plan, console=Console(), connection=RaySession(plan.config.cluster)):
             pass  # a budget may change
     said = refusal(*command, "target.value=0.95")
     assert "study.name=mine" in said

@@ -40,7 +40,7 @@ def test_a_winner_that_no_script_can_say_leaves_none_and_says_why(tmp_path: Path
     (tmp_path / "best.py").write_text("of an earlier end of the study")
     config = Composer(["experiment=prune"]).compose().trial
     reason = write_program(tmp_path, config, "", num_threads=1)
-    assert reason == "technique: found Pruning; accepted in a stand-alone script is none"
+    assert reason == "technique: found Pruning; a stand-alone script can have none"
     assert [*tmp_path.iterdir()] == []
 
 

@@ -12,12 +12,12 @@ import ray
 
 from autotune.config.compose import Composer
 from autotune.errors import ClusterError
-from autotune.execution.cluster import ClusterSize, RayConnection
+from autotune.execution.cluster import ClusterSize, RaySession
 from autotune.execution.ray_cluster import _check_answers
 
 
-def _connection() -> RayConnection:
-    return RayConnection(Composer(["experiment=cnn_smoke"]).compose().config.cluster)
+def _connection() -> RaySession:
+    return RaySession(Composer(["experiment=cnn_smoke"]).compose().config.cluster)
 
 
 def _ray_folder() -> Path:

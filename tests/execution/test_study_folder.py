@@ -58,7 +58,7 @@ def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path: Path, name: str) -
     (tmp_path / name).mkdir()
     assert (
         _refused(tmp_path)
-        == f"study.folder: whole/{name}: found a folder, accepted is a file, or nothing there"
+        == f"study.folder: whole/{name}: found a folder, must be a file, or nothing there"
     )
 
 
@@ -67,13 +67,13 @@ def test_a_file_or_a_link_in_the_place_of_a_folder_is_refused(tmp_path: Path, na
     (tmp_path / name).write_text("")
     assert (
         _refused(tmp_path)
-        == f"study.folder: whole/{name}: found a file, accepted is a folder, or nothing there"
+        == f"study.folder: whole/{name}: found a file, must be a folder, or nothing there"
     )
     (tmp_path / name).unlink()
     (tmp_path / name).symlink_to("/etc")
     assert (
         _refused(tmp_path)
-        == f"study.folder: whole/{name}: found a symbolic link, accepted is a folder, or nothing"
+        == f"study.folder: whole/{name}: found a symbolic link, must be a folder, or nothing"
         " there"
     )
 
@@ -86,7 +86,7 @@ def test_a_link_where_autotune_appends_leads_nowhere(tmp_path: Path, name: str) 
     victim.write_text("precious")
     (tmp_path / "paused").mkdir()
     (tmp_path / name).symlink_to(victim)
-    assert f"whole/{name}: found a symbolic link, accepted is a fo" in _refused(tmp_path).replace(
+    assert f"whole/{name}: found a symbolic link, must be a fo" in _refused(tmp_path).replace(
         "a file", "a fo"
     )
     assert victim.read_text() == "precious"

@@ -165,7 +165,7 @@ def test_only_components_of_their_key_are_built(
         ),
         (
             "study: {name: ../../elsewhere}\n",
-            "study.name: found '../../elsewhere', accepted are letters",
+            "study.name: found '../../elsewhere', must be one of letters",
         ),
         (
             "checkpoint: {folder: /tmp/elsewhere}\n",

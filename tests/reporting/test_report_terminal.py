@@ -12,7 +12,7 @@ from rich.console import Console
 from autotune.confirm.statistics import Ratio, RunScore
 from autotune.measurement import Target, TrialResult
 from autotune.outcome import Outcome
-from autotune.reporting.scores import ArmScores
+from autotune.reporting.scores import ConfigurationScores
 from autotune.reporting.terminal import StudyDisplay, print_summary, shorten_overrides, verdict_rows
 from tests.support.records import make_evaluation, make_result
 
@@ -29,13 +29,13 @@ EVALUATION = make_evaluation(
     loss=0.3,
     samples_per_second=100.0,
 )
-BASELINE = ArmScores(
+BASELINE = ConfigurationScores(
     label="baseline", runs=[RunScore(20.0, reached=True), RunScore(22.0, reached=True)]
 )
-CHOSEN = ArmScores(
+CHOSEN = ConfigurationScores(
     label="trial 7", runs=[RunScore(10.0, reached=True), RunScore(11.0, reached=True)]
 )
-OTHER = ArmScores(label="trial 9", runs=[RunScore(14.0, reached=True)])
+OTHER = ConfigurationScores(label="trial 9", runs=[RunScore(14.0, reached=True)])
 DOUBLED = Ratio(ratio=2.0, low=1.8, high=2.2, num_pairs=2)
 COMMAND = "python -m autotune.train experiment=cnn 'model.widths=[64,128]' " + "x" * 200
 

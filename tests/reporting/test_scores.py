@@ -10,15 +10,15 @@ from autotune.objective import AmortisedTime, Cost, DeviceSeconds
 from autotune.outcome import Outcome
 from autotune.reporting.scores import (
     SECONDS,
-    ArmScores,
+    ConfigurationScores,
     ScoreFormat,
-    describe_arm,
     describe_ratio,
     describe_reached,
+    describe_scores,
     format_seconds,
     score_format_of,
 )
-from autotune.reporting.study_files import arm_json
+from autotune.reporting.study_files import scores_json
 from tests.support.records import make_evaluation, make_result
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60.0)
@@ -67,10 +67,10 @@ def test_axes_and_files_name_quantity_and_unit() -> None:
         "Cost to target (EUR)",
         "Score",
     ]
-    arm = ArmScores(
+    arm = ConfigurationScores(
         label="a", runs=[RunScore(0.5, reached=True), RunScore(0.75, reached=False)], scale=MONEY
     )
-    found = arm_json(arm)
+    found = scores_json(arm)
     assert found.pop("reach_rate_interval") == pytest.approx((0.0126, 0.9874), abs=1e-4)
     assert found == {
         "unit": "EUR",
@@ -80,11 +80,11 @@ def test_axes_and_files_name_quantity_and_unit() -> None:
         "num_reached": 1,
         "expected_score": 1.25,
     }
-    assert describe_arm(arm) == "1.25 EUR (reached in 1 of 2 runs: in 1% to 99% of all)"
+    assert describe_scores(arm) == "1.25 EUR (reached in 1 of 2 runs: in 1% to 99% of all)"
 
 
-def arm(*runs: tuple[float | None, bool]) -> ArmScores:
-    return ArmScores(label="trial 7", runs=[RunScore(*run) for run in runs])
+def arm(*runs: tuple[float | None, bool]) -> ConfigurationScores:
+    return ConfigurationScores(label="trial 7", runs=[RunScore(*run) for run in runs])
 
 
 @pytest.mark.parametrize(
@@ -111,16 +111,16 @@ def test_a_ratio_is_told_with_its_interval_and_for_no_more_than_it_claims(
 
 def test_misses_are_told_beside_what_a_success_costs() -> None:
     assert (
-        describe_arm(arm((10.0, True), (60.0, False)))
+        describe_scores(arm((10.0, True), (60.0, False)))
         == "70.0 s (reached in 1 of 2 runs: in 1% to 99% of all)"
     )
     assert (
-        describe_arm(arm((60.0, False), (70.0, False)))
+        describe_scores(arm((60.0, False), (70.0, False)))
         == "at least 65.0 s (reached in 0 of 2 runs: in 0% to 84% of all)"
     )
     assert describe_reached(arm((10.0, True))) == "reached in 1 of 1 runs"
-    assert describe_arm(arm((10.0, True), (12.0, True))) == "11.0 s (mean of 2 runs)"
-    assert describe_arm(arm()) == "no confirmation runs"
+    assert describe_scores(arm((10.0, True), (12.0, True))) == "11.0 s (mean of 2 runs)"
+    assert describe_scores(arm()) == "no confirmation runs"
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_a_share_of_the_trials_is_trained_on_whatever_the_model_says() -> None:
     ("settings", "message"),
     [
         ({"num_candidates": 0}, "search.sampler: found num_startup_trials 6, num_candidates 0"),
-        ({"reduction_factor": 1}, "reduction_factor 1, least_chance 0.01; accepted are"),
+        ({"reduction_factor": 1}, "reduction_factor 1, least_chance 0.01; use"),
         ({"objective": object()}, "needs an objective with lower_bound"),
     ],
 )

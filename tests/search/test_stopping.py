@@ -85,6 +85,6 @@ def test_an_objective_without_a_bound_caps_nothing() -> None:
 @pytest.mark.parametrize("cap_margin", [0.99, 0, -1, math.nan])
 def test_a_margin_below_one_is_refused(cap_margin: float) -> None:
     with pytest.raises(
-        ConfigError, match=r"stopping\.cap_margin: found .*, accepted is a number from 1"
+        ConfigError, match=r"stopping\.cap_margin: found .*, must be a number from 1"
     ):
         CapAtIncumbent(objective=AmortisedTime(num_trainings=1), cap_margin=cap_margin)

@@ -106,12 +106,10 @@ def test_a_missing_study_is_told_with_those_there_are(tmp_path: Path) -> None:
         read_study("third", tmp_path / "third")
     open_in(tmp_path / "second", name="second")
     open_in(tmp_path / "first", name="first")
-    with pytest.raises(StudyError, match="study=third: no such study; accepted are first, second"):
+    with pytest.raises(StudyError, match="study=third: no such study; use first, second"):
         read_study("third", tmp_path / "third")
     assert not (tmp_path / "third").exists()
-    with pytest.raises(
-        StudyError, match=r"study=third: no such study in .*study\.log; accepted are first"
-    ):
+    with pytest.raises(StudyError, match=r"study=third: no such study in .*study\.log; use first"):
         read_study("third", tmp_path / "first")
 
 

@@ -77,7 +77,7 @@ def test_trials_are_matched_by_key_and_what_is_left_out_is_said() -> None:
 def test_a_study_of_which_nothing_fits_is_refused_in_one_line() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"^warm_start: old: 0 of 1 trials; .*; accepted is a study of which a trial fits",
+        match=r"^warm_start: old: 0 of 1 trials; .*; use a study of which a trial fits",
     ) as refused:
         earlier_study("old", study_of({"width": [1, 2]}, {"width": 1}), SPACE)
     assert "\n" not in str(refused.value)

@@ -48,7 +48,7 @@ def test_an_arguments_name_does_not_become_code_in_a_script(config: TrialConfig)
     with pytest.raises(
         ConfigError,
         match=(
-            r"model: found the argument .*; accepted in a stand-alone script is the name of a"
+            r"model: found the argument .*; a stand-alone script can have the name of a"
             r" Python"
         ),
     ):

@@ -46,5 +46,5 @@ def test_the_weights_of_a_training_function_say_that_they_name_no_model(
         config, input_shape=(), num_classes=None, evaluation=None, origin={}
     )
     save_weights(tmp_path / "best.safetensors", {"weight": torch.ones(2)}, metadata)
-    with pytest.raises(DataError, match="a training function of one's own made its model"):
+    with pytest.raises(DataError, match="a training function of your own made its model"):
         scored_model(tmp_path / "best.safetensors", ())

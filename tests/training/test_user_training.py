@@ -17,7 +17,7 @@ from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Target
 from autotune.outcome import Outcome
 from autotune.training.run import check_training, start_training
-from autotune.training.user_training import TrainingClock, check_own
+from autotune.training.user_training import TrainingClock, check_function
 
 Report = Callable[..., None]
 
@@ -336,4 +336,4 @@ def test_a_function_with_other_arguments_is_refused_before_it_runs(own: MakeConf
     ):
         check_training(own(unable, batch_size=1, batches=1))
     for function in (rising, reporting):
-        check_own(own(function, num_evaluations=1))
+        check_function(own(function, num_evaluations=1))

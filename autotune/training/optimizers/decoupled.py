@@ -60,7 +60,7 @@ def sgd(
     ``lr`` = 1024 r / (1 - m).
     """
     if not 0 <= momentum < 1:
-        raise ConfigError(f"optimizer.momentum: found {momentum}, accepted is 0 to below 1")
+        raise ConfigError(f"optimizer.momentum: found {momentum}, must be 0 to below 1")
     step_share = batch_size / REFERENCE_SAMPLES * (1 - momentum)
     return torch.optim.SGD(
         scaled_groups(model, step_share, lr, weight_decay, **scales),
@@ -148,7 +148,7 @@ def param_group(
     """
     if lr < 0 or decay_fraction < 0:
         key, value = ("lr", lr) if lr < 0 else ("weight_decay", decay_fraction)
-        raise ConfigError(f"optimizer: the {key} of {kind} is {value}, accepted is 0 and above")
+        raise ConfigError(f"optimizer: the {key} of {kind} is {value}, must be 0 and above")
     return {
         "name": kind,
         "params": parameters,

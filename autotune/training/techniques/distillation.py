@@ -56,7 +56,7 @@ class Distillation(Technique):
         allowed_targets: Sequence[str],
     ) -> None:
         if not temperature > 0:
-            raise ConfigError(f"technique.temperature: found {temperature}, accepted is above 0")
+            raise ConfigError(f"technique.temperature: found {temperature}, must be above 0")
         check_fractions("technique", mix=mix)
         path = checkpoint_path(checkpoint)
         _, metadata = read_weights_once(path)

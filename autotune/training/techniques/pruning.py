@@ -55,13 +55,11 @@ class Pruning(Technique):
         num_prunings: int,
     ) -> None:
         if not 0 < sparsity < 1:
-            raise ConfigError(
-                f"technique.sparsity: found {sparsity}, accepted is above 0 and below 1"
-            )
+            raise ConfigError(f"technique.sparsity: found {sparsity}, must be above 0 and below 1")
         check_fractions("technique", start_fraction=start_fraction, end_fraction=end_fraction)
         if start_fraction > end_fraction:
             raise ConfigError(
-                f"technique.start_fraction: found {start_fraction}, accepted is up to end_fraction"
+                f"technique.start_fraction: found {start_fraction}, must be up to end_fraction"
                 f" = {end_fraction}"
             )
         check_counts("technique", num_prunings=num_prunings)

@@ -98,7 +98,7 @@ class Transfer(Technique):
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ConfigError(
                 f"technique.unfreeze_at: found {self._unfreeze_at}, and all layers were taken, so"
-                " that nothing would train before; accepted is 0, or fresh_head=true"
+                " that nothing would train before; use 0, or fresh_head=true"
             )
 
 
@@ -111,7 +111,7 @@ def checkpoint_path(checkpoint: str | None) -> Path:
     """
     if checkpoint is None:
         raise ConfigError(
-            "technique.checkpoint: found null, accepted is a file of weights, or"
+            "technique.checkpoint: found null, must be a file of weights, or"
             " technique.source=EXPERIMENT that makes it"
         )
     return fetched(checkpoint, "technique.checkpoint")

@@ -92,5 +92,5 @@ def test_as_much_of_a_weight_decays_whatever_the_rate(
 
 
 def test_momentum_out_of_range_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"optimizer.momentum: found 1.0, accepted is 0 to below"):
+    with pytest.raises(ConfigError, match=r"optimizer.momentum: found 1.0, must be 0 to below"):
         sgd(Weight(1.0), **PLAIN, lr=1.0, batch_size=64, momentum=1.0)

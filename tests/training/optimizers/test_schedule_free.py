@@ -48,9 +48,7 @@ def test_the_warm_up_is_a_fraction_of_the_steps() -> None:
         momentum=0.9,
     )
     assert {group["warmup_steps"] for group in optimizer.param_groups} == {10}
-    with pytest.raises(
-        ConfigError, match=r"^optimizer.warmup_fraction: found 2, accepted is 0 to 1$"
-    ):
+    with pytest.raises(ConfigError, match=r"^optimizer.warmup_fraction: found 2, must be 0 to 1$"):
         schedule_free_sgd(
             nn.Linear(1, 1), **PLAIN | {"warmup_fraction": 2}, batch_size=1, lr=1.0, momentum=0.9
         )

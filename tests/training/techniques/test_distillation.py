@@ -97,8 +97,8 @@ def test_the_loss_is_the_mix(make: MakeDistillation, teacher: tuple[Path, Wide])
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"temperature": 0.0}, r"technique\.temperature: found 0\.0, accepted is above 0"),
-        ({"mix": 1.5}, r"technique\.mix: found 1\.5, accepted is 0 to 1"),
+        ({"temperature": 0.0}, r"technique\.temperature: found 0\.0, must be above 0"),
+        ({"mix": 1.5}, r"technique\.mix: found 1\.5, must be 0 to 1"),
         ({"checkpoint": None}, r"technique\.checkpoint: found null"),
         (
             {"num_classes": 4},

@@ -103,14 +103,12 @@ def test_what_is_frozen_does_not_move_and_all_moves_once_it_is_let_go(
 
 def test_what_cannot_be_is_one_line(source: tuple[Path, nn.Sequential], tmp_path: Path) -> None:
     path, _ = source
-    with pytest.raises(
-        ConfigError, match=r"technique\.unfreeze_at: found 1\.5, accepted is 0 to 1"
-    ):
+    with pytest.raises(ConfigError, match=r"technique\.unfreeze_at: found 1\.5, must be 0 to 1"):
         make_transfer(path, unfreeze_at=1.5)
     with pytest.raises(
         ConfigError,
         match=(
-            r"technique\.checkpoint: found null, accepted is a file of weights, or"
+            r"technique\.checkpoint: found null, must be a file of weights, or"
             r" technique\.source="
         ),
     ):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from autotune.__main__ import autotune_command
+from autotune.config.command_keys import own_key, own_keys_help, read_own_keys, refuse_other_keys
 from autotune.config.command_line import COMMANDS
-from autotune.config.own_keys import own_key, own_keys_help, read_own_keys, refuse_other_keys
 from autotune.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import ConfigError
-from autotune.hiding import LogFormatter, without_secrets, without_secrets_in
+from autotune.redaction import LogFormatter, without_secrets, without_secrets_in
 
 CANARY = "cAnArY7f3Q"
 ROOT = Path(__file__).parents[1]
