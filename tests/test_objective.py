@@ -131,7 +131,7 @@ class Unbounded:
     [
         (
             {"objectives": {"time": OBJECTIVES["time"]}},
-            r"^objective\.objectives: found time, must be one of at least two",
+            r"^objective\.objectives: found time, must be at least two",
         ),
         (
             {"objectives": {**OBJECTIVES, "loss": Unbounded()}},
@@ -139,7 +139,7 @@ class Unbounded:
         ),
         (
             {"preferences": {"odd": {"time": 1.0, "speed": 1.0}}},
-            r"^objective\.preferences\.odd: found .* accepted are weights of time, energy",
+            r"^objective\.preferences\.odd: found .* must be weights of time, energy",
         ),
         (
             {"preferences": {"odd": {"time": -1.0, "energy": 2.0}}},

@@ -18,6 +18,7 @@ told it, and before it forks the next one: that one then need not.
 
 import contextlib
 import ctypes
+import errno
 import json
 import logging
 import multiprocessing
@@ -166,11 +167,14 @@ def private_folder() -> Path:
     Raises:
         ClusterError: the folder for temporary files takes none.
     """
-    parent = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    if len(os.fsencode(parent)) > _MAX_FOLDER_BYTES:
-        parent = "/tmp"  # noqa: S108  # the folder in it is private
+    parent = os.environ.get("RAY_TMPDIR")
+    if not parent:
+        is_short = len(os.fsencode(tempfile.gettempdir())) <= _MAX_FOLDER_BYTES
+        parent = tempfile.gettempdir() if is_short else "/tmp"  # noqa: S108  # ours is private
     try:
         Path(parent).mkdir(parents=True, exist_ok=True)
+        if len(os.fsencode(parent)) > _MAX_FOLDER_BYTES:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         return Path(tempfile.mkdtemp(prefix="autotune-", dir=parent))
     except OSError as error:
         raise ClusterError(

@@ -86,7 +86,7 @@ def test_a_study_whose_gpu_ray_does_not_count_ends_in_one_line(
     )
     wanted = (
         "autotune: cluster: a trial cannot start: it takes 2 CPU and 1 GPU, and Ray has 2 CPU and 0"
-        " GPU; torch sees GPUs that Ray does not count: accepted are cluster.num_gpus=1 and"
+        " GPU; torch sees GPUs that Ray does not count: use cluster.num_gpus=1 or"
         " device=cpu\n"
     )
     assert capsys.readouterr().err == wanted

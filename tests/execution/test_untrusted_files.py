@@ -165,7 +165,7 @@ def test_only_components_of_their_key_are_built(
         ),
         (
             "study: {name: ../../elsewhere}\n",
-            "study.name: found '../../elsewhere', must be one of letters",
+            "study.name: found '../../elsewhere', use letters",
         ),
         (
             "checkpoint: {folder: /tmp/elsewhere}\n",

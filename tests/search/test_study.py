@@ -84,7 +84,7 @@ def test_a_definition_is_the_same_after_a_pass_through_the_storage(tmp_path: Pat
 def test_a_study_made_for_something_else_is_refused(tmp_path: Path) -> None:
     open_in(tmp_path)
     other = (
-        r"accepted is the same, or another study\.name, with warm_start=\[first\] to learn from the"
+        r"use the same, or another study\.name, with warm_start=\[first\] to learn from the"
         r" trials of this one"
     )
     with pytest.raises(
@@ -106,7 +106,7 @@ def test_a_missing_study_is_told_with_those_there_are(tmp_path: Path) -> None:
         read_study("third", tmp_path / "third")
     open_in(tmp_path / "second", name="second")
     open_in(tmp_path / "first", name="first")
-    with pytest.raises(StudyError, match="study=third: no such study; use first, second"):
+    with pytest.raises(StudyError, match="study=third: no such study; use one of first, second"):
         read_study("third", tmp_path / "third")
     assert not (tmp_path / "third").exists()
     with pytest.raises(StudyError, match=r"study=third: no such study in .*study\.log; use first"):

@@ -104,5 +104,5 @@ def test_a_model_with_nothing_to_prune_is_refused() -> None:
     ],
 )
 def test_values_out_of_range_are_refused(values: dict[str, float], key: str) -> None:
-    with pytest.raises(ConfigError, match=f"technique.*{key}.*accepted is"):
+    with pytest.raises(ConfigError, match=f"technique.*{key}.*must be"):
         make_pruning(**values)  # type: ignore[arg-type]
