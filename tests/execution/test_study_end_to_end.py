@@ -46,7 +46,7 @@ _COMMAND = (
     "runtime.num_threads=1",
     _SLOW_BASELINE,
 )
-_FIGURES = {f"{name}.html" for name in ("confirmation", "search", "curves", "parameters", "phases")}
+_FIGURES = {f"{name}.html" for name in ("confirmation", "search", "curves", "phases")}
 _RUN_STATUS = {
     "LOST": "KILLED",
     "OUT_OF_MEMORY": "FAILED",
