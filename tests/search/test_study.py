@@ -109,7 +109,9 @@ def test_a_missing_study_is_told_with_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="study=third: no such study; use one of first, second"):
         read_study("third", tmp_path / "third")
     assert not (tmp_path / "third").exists()
-    with pytest.raises(StudyError, match=r"study=third: no such study in .*study\.log; use one of first"):
+    with pytest.raises(
+        StudyError, match=r"study=third: no such study in .*study\.log; use one of first"
+    ):
         read_study("third", tmp_path / "first")
 
 
