@@ -240,12 +240,15 @@ class TrialManager:
     @property
     def is_finished(self) -> bool:
         """Whether the search has ended: no trial is being trained, and none will be."""
-        return self.done is not None and not self._at_work
+        stages = {managed.stage for managed in self._trials.values()}
+        return self.done is not None and stages <= {TrialStage.PAUSED}
 
     @property
     def _at_work(self) -> list[_ManagedTrial]:
-        """The trials that have a worker, or wait for Ray Tune to give them one."""
-        return [each for each in self._trials.values() if each.stage is not TrialStage.PAUSED]
+        """The trials that have a worker, or wait for Ray Tune to give them one; not those whose
+        worker is about to take another.
+        """
+        return [each for each in self._trials.values() if each.stage is TrialStage.RUNNING]
 
     def next_task(self, key: str) -> TrialTask | None:
         """The task of the next trial, which then has this key.
