@@ -109,7 +109,7 @@ def test_a_function_of_a_script_is_tuned_to_a_confirmed_result(tmp_path: Path) -
     assert (tmp_path / "call.yaml").read_text() == found["exported"]
     refused = autotune_in(tmp_path, "export", "study=line", "script=fit.py")
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "training: found study_line.fit" in refused.stderr
+    assert "best.py: is not there; the study's summary says why" in refused.stderr
     assert Path(tmp_path, found["weights"]).is_file()
     assert len(ran.stdout.splitlines()) == 1, "quiet=True prints nothing"
     trace = (tmp_path / "outputs/line/trace.csv").read_text()
