@@ -245,9 +245,7 @@ class TrialManager:
 
     @property
     def _at_work(self) -> list[_ManagedTrial]:
-        """The trials that have a worker, or wait for Ray Tune to give them one; not those whose
-        worker is about to take another.
-        """
+        """The trials that have a worker, or wait for one; not those that are being paused."""
         return [each for each in self._trials.values() if each.stage is TrialStage.RUNNING]
 
     def next_task(self, key: str) -> TrialTask | None:
@@ -360,10 +358,7 @@ class TrialManager:
         self._end(key, report.outcome, report.error, report.num_retries)
 
     def interrupt_all(self) -> None:
-        """Give up all running and paused trials, because the search ends.
-
-        A resumed study continues them or proposes them again.
-        """
+        """Give up all running and paused trials, because the search ends; see ``interrupted``."""
         for key in list(self._trials):
             self.interrupted(key)
 
