@@ -103,8 +103,9 @@ class ProcessGroup:
         first = self._processes[0]
         first.send("begin", task, self._host)
         port = first.receive()
-        if isinstance(port, ProcessExited):
-            return  # which the next report says
+        if isinstance(port, ProcessExited):  # which the next report says; no other rank was asked
+            self._failures = dict.fromkeys(range(1, task.num_workers))
+            return
         for rank, process in self._processes.items():
             if rank > 0:
                 process.send("follow", task, self._host, port, rank)
@@ -259,7 +260,10 @@ def rank_environment(
         devices: ids of the GPUs of all ranks; None for the first of those that this process sees.
     """
     num_cpus = task.num_cpus // task.num_workers
-    environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(num_cpus))}
+    num_threads = os.environ.get("OMP_NUM_THREADS", str(num_cpus))
+    if task.num_workers > 1 and num_threads.isdigit():  # Ray sets those of all ranks together
+        num_threads = str(min(int(num_threads), num_cpus))
+    environment = {"OMP_NUM_THREADS": num_threads}
     if not task.num_gpus:
         return environment
     gpus = visible_devices(task.num_gpus) if devices is None else devices

@@ -81,8 +81,8 @@ def connected(config: ClusterConfig, folder: Path | None = None) -> Iterator[Clu
             if folder is None:
                 folder = private_folder()
                 stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            # only while Ray's processes start: others that this process starts are not Ray's
             os.environ[RAY_MARK] = str(folder)
-            stack.callback(os.environ.pop, RAY_MARK, None)
             options = {
                 "num_cpus": config.num_cpus,
                 "num_gpus": config.num_gpus,
@@ -115,6 +115,7 @@ def connected(config: ClusterConfig, folder: Path | None = None) -> Iterator[Clu
                 f"cluster.address: {config.address or 'local'}: {_first_line(error)}{advice}"
             ) from error
         finally:
+            os.environ.pop(RAY_MARK, None)
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             set_handler(handler)
         _check_has(config.accelerator_type)

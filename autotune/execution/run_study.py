@@ -159,10 +159,7 @@ def _search_and_confirm(live: LiveStudy) -> Confirmation | None:
 
 
 def _search(live: LiveStudy, size: ClusterSize) -> None:
-    from autotune.execution.search import run_search  # noqa: PLC0415  # imports ray
-
-    # only a search needs it
-    from autotune.execution.trial_manager import TrialManager  # noqa: PLC0415
+    from autotune.execution import search, trial_manager  # noqa: PLC0415  # imports ray
 
     plan, policy = live.plan, live.policy
     tables = StudyTables(
@@ -202,7 +199,7 @@ def _search(live: LiveStudy, size: ClusterSize) -> None:
         if (shortage := room.shortage(task)) is not None:
             live.display.note(f"{task.name} waits for machines: {shortage}")
 
-    trial_manager = TrialManager(
+    trials = trial_manager.TrialManager(
         policy=policy,
         composer=plan.composer,
         tracker=live.tracker,
@@ -219,17 +216,17 @@ def _search(live: LiveStudy, size: ClusterSize) -> None:
         on_last_trial=hold_tracker,
     )
     make_folder(plan.state_folder(0).parent)
-    run_search(
-        trial_manager,
+    search.run_search(
+        trials,
         folder=plan.folder / ".ray",
         interrupt=live.interrupt,
         check_ray=live.connection.check,
     )
-    _tell_why_it_ends(live, trial_manager.done)
-    if trial_manager.is_finished:  # otherwise the states of paused trials are still needed
+    _tell_why_it_ends(live, trials.done)
+    if trials.is_finished:  # otherwise the states of paused trials are still needed
         shutil.rmtree(plan.state_folder(0).parent, ignore_errors=True)
-    if trial_manager.refusal is not None:
-        raise trial_manager.refusal
+    if trials.refusal is not None:
+        raise trials.refusal
 
 
 def _tell_why_it_ends(live: LiveStudy, done: Done | None) -> None:

@@ -238,10 +238,6 @@ class ExpectedScores:
             runs.spent += spent
         self._cached = None
 
-    def has_reached(self, key: Key) -> bool:
-        """Whether a run of the configuration has reached the target."""
-        return key in self._runs and self._runs[key].num_reached > 0
-
     @property
     def estimates(self) -> Estimates:
         """Estimates from all runs so far."""

@@ -20,8 +20,8 @@ import pytest
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
-from autotune.execution.launcher import Launcher, calling
-from autotune.execution.process_group import ProcessGroup
+from autotune.execution.launcher import Launcher, ProcessExited, calling
+from autotune.execution.process_group import ProcessGroup, rank_environment
 from autotune.execution.task import TrialTask, WorkerReport
 from autotune.outcome import Outcome
 from tests.support.patience import is_alive, wait_until
@@ -277,6 +277,50 @@ def test_a_rank_that_is_gone_or_hangs_ends_the_training_of_all(
     assert reports_of(group, make_task("parallelism=ddp", "epochs=1"))[-1].outcome is not None
 
 
+class _Ended:
+    """A first rank whose process ends as soon as it is asked anything."""
+
+    is_gone = True
+
+    def send(self, method: str, *arguments: Any) -> None: ...
+
+    def poll(self, seconds: float = 0.0) -> bool:
+        return True
+
+    def receive(self) -> ProcessExited:
+        return ProcessExited(reason="the worker died: it was ended by SIGKILL")
+
+    def close(self) -> None: ...
+
+
+class _NeverAsked(_Ended):
+    """Another rank, which has no answer to give."""
+
+    def poll(self, seconds: float = 0.0) -> bool:
+        raise AssertionError("it was asked nothing")
+
+
+def test_a_first_rank_that_ends_before_it_begins_is_told_without_the_others(
+    make_task: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = {0: _Ended(), 1: _NeverAsked()}
+    monkeypatch.setattr(ProcessGroup, "_started", lambda self, task, rank: processes[rank])
+    group = ProcessGroup()
+    [report] = reports_of(group, make_task("parallelism=ddp"))
+    assert report.outcome is Outcome.LOST
+
+
+@pytest.mark.parametrize(("given", "of_rank"), [(None, "2"), ("4", "2"), ("1", "1")])
+def test_ranks_share_the_threads_that_ray_sets_for_all(
+    make_task: Any, monkeypatch: pytest.MonkeyPatch, given: str | None, of_rank: str
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    task = make_task("parallelism=ddp", num_cpus=4)
+    assert rank_environment(task, rank=1)["OMP_NUM_THREADS"] == of_rank
+
+
 def _children_of(launcher: Launcher) -> list[int]:
     return [child.pid for child in psutil.Process(launcher._process.pid).children()]
 
@@ -292,7 +336,7 @@ def test_a_call_in_another_process_returns_or_raises(launcher: Launcher) -> None
 
 _OWNER = """
 import pickle, sys
-from autotune.execution.process_group import ProcessGroup
+from autotune.execution.process_group import ProcessGroup, rank_environment
 for report in ProcessGroup().train(pickle.loads(sys.stdin.buffer.read())):
     pass
 """
