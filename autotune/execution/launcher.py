@@ -303,11 +303,24 @@ def serve(owner_fd: int, listener_fd: int) -> None:
 
 def _clean_up(folder: Path) -> None:
     """Delete an owner's folder, and end what is left of its Ray if it was killed."""
-    for process in psutil.process_iter() if (folder / RAY_FOLDER).exists() else ():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get(RAY_MARK) == str(folder):
+    for _ in range(3 if (folder / RAY_FOLDER).exists() else 0):  # some may just be starting
+        left = [*_of_ray(folder)]
+        for process in left:
+            with contextlib.suppress(psutil.Error):
                 process.kill()
+        psutil.wait_procs(left, 1.0)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _of_ray(folder: Path) -> Iterator[psutil.Process]:
+    """The processes of the Ray whose files lie in an owner's folder."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if (
+                process.environ().get(RAY_MARK) == str(folder)
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
+                yield process
 
 
 def _is_closed(connection: Connection) -> bool:
