@@ -86,7 +86,6 @@ class RunsInTurns:
     connection: RaySession
     size: ClusterSize
     tracker: TrackerWriter
-    """Receives each run; it waits while runs go on CPUs that writing would take from them."""
     display: RunsDisplay
     interrupt: threading.Event
     """Ends the runs; it is also set here where an error ends the runs of other lanes."""
@@ -116,7 +115,6 @@ class RunsInTurns:
 
         at_work: list[Future[None]] = []
         with compiled_anew(self.plan.folder) as anew, ExitStack() as stack:
-            stack.callback(self.tracker.resume)
             processes = [
                 stack.enter_context(
                     fresh.FreshProcesses(
@@ -191,8 +189,6 @@ class RunsInTurns:
             with self._telling:
                 self.display.evaluated(run.label, evaluation)
 
-        if not run.task.num_gpus and run.task.num_cpus >= self.size.num_cpus:
-            self.tracker.pause()
         return processes.train(
             fresh.FreshRun(
                 task=anew(run.task),

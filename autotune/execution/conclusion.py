@@ -2,7 +2,6 @@
 that it exports.
 """
 
-import importlib
 import logging
 import math
 import shlex
@@ -98,15 +97,6 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
                 _draw(live)
         kept = [folder / name for name in _KEPT if (folder / name).exists()]
         live.tracker.close(end.for_tracker([*kept, *sorted((folder / "figures").glob("*.html"))]))
-
-
-def import_for_conclusion() -> None:
-    """Import what a conclusion needs, which takes seconds: the exported program's and the report's
-    libraries. Beside confirmation runs that leave a CPU idle, nobody waits for it.
-    """
-    for name in ("training.standalone", "training.trained_model", "reporting.html"):
-        with suppress(Exception):  # raised again where it is needed
-            importlib.import_module(f"autotune.{name}")
 
 
 @contextmanager

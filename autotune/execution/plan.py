@@ -168,14 +168,6 @@ class StudyPlan(TrainingPlan):
             and self.config.search.max_concurrent_trials is not None
         )
 
-    @property
-    def has_idle_cpu(self) -> bool:
-        """Whether confirmation runs leave a CPU idle, for work beside them: they compute on
-        GPUs, or each by itself on some of the CPUs.
-        """
-        num_cpus, num_gpus = self.resources(self.trial)
-        return num_gpus > 0 or num_cpus < self.capabilities.num_cpus
-
     def num_threads(self, config: TrialConfig) -> int:
         """Number of CPU threads of each worker, unless the trial's configuration sets one."""
         return cpus_per_worker(config, self.config.cluster, self.capabilities)

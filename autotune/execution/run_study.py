@@ -7,7 +7,6 @@ stopped.
 
 import logging
 import shutil
-import threading
 from collections.abc import Iterator
 from functools import partial
 
@@ -21,7 +20,7 @@ from autotune.confirm.runs import Lanes, Run, RunsInTurns
 from autotune.errors import ClusterError
 from autotune.execution.best_weights import keep_first, run_path
 from autotune.execution.cluster import ClusterSize, FreeResources, RaySession, check_can_start
-from autotune.execution.conclusion import conclude_study, import_for_conclusion
+from autotune.execution.conclusion import conclude_study
 from autotune.execution.launcher import Launcher
 from autotune.execution.live_study import (
     LiveStudy,
@@ -149,8 +148,6 @@ def _search_and_confirm(live: LiveStudy) -> Confirmation | None:
                 connection.run(lambda: _search(live, size), interrupt)
         if interrupt.is_set() or policy.error is not None or not live.needs_confirmation:
             return None
-        if plan.has_idle_cpu:
-            threading.Thread(target=import_for_conclusion, name="import", daemon=True).start()
         connection.run(lambda: _confirm(live, size), interrupt)
     finally:
         if not connection.is_lost:  # otherwise it is closed last: what Ray does then is uncertain
@@ -170,11 +167,6 @@ def _search(live: LiveStudy, size: ClusterSize) -> None:
         plan.score_format.unit,
     )
     num_cpus, num_gpus = plan.resources(plan.trial)
-
-    def hold_tracker() -> None:
-        # confirmation runs come next, and they are timed
-        if live.needs_confirmation and not plan.has_idle_cpu:
-            live.tracker.pause()
 
     room = FreeResources(
         live.connection.size_now,
@@ -213,7 +205,6 @@ def _search(live: LiveStudy, size: ClusterSize) -> None:
         time_budget_seconds=live.seconds_left,
         unsuitable=unsuitable,
         on_waiting=tell_of_waiting,
-        on_last_trial=hold_tracker,
     )
     make_folder(plan.state_folder(0).parent)
     search.run_search(

@@ -207,8 +207,6 @@ class TrialManager:
     """Time limit of the search, from the start of its first trial; None means no limit."""
     on_waiting: Callable[[TrialTask], object] = lambda task: None
     """Called now and then with the task of a trial that no worker has begun for a while."""
-    on_last_trial: Callable[[], object] = lambda: None
-    """Called when no further trial will be started, before the paused trials are ended."""
     done: Done | None = field(default=None, init=False)
     """Why the search has ended; None while it goes on."""
     refusal: AutotuneError | None = field(default=None, init=False)
@@ -283,7 +281,6 @@ class TrialManager:
                 f"search_space: {_MAX_REJECTED_IN_A_ROW} suggestions in a row cannot be run"
             )
             self.done = Done("error")
-        self.on_last_trial()
         for other, managed in list(self._trials.items()):
             if managed.stage is TrialStage.PAUSED:
                 self._end(other, Outcome.STOPPED, None)

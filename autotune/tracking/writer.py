@@ -87,8 +87,6 @@ class TrackerWriter:
         """Whether the tracker was closed and lacks nothing of the study."""
         self._calls: queue.SimpleQueue[methodcaller | None] = queue.SimpleQueue()
         """Calls of the tracker's methods; None after the last."""
-        self._may_write = threading.Event()
-        self._may_write.set()
         self._opened: Future[Tracker] = Future()
         self._retry_at, self._has_failed = 0.0, False
         self._end, self._closes_by = StudyEnd(status="KILLED"), math.inf
@@ -136,16 +134,6 @@ class TrackerWriter:
         if self._calls.qsize() < _MAX_QUEUED:  # the rest is made from the study's own runs
             self._calls.put(method_call)
 
-    def pause(self) -> None:
-        """Write nothing more while runs are timed on CPUs that writing would take from them,
-        until ``resume`` or ``close``.
-        """
-        self._may_write.clear()
-
-    def resume(self) -> None:
-        """Write again after ``pause``."""
-        self._may_write.set()
-
     def close(self, end: StudyEnd) -> None:
         """Close the tracker with the study's results, and wait until it has everything or
         ``close_seconds`` have passed.
@@ -159,7 +147,6 @@ class TrackerWriter:
         tracker, self._runs = self._opened.result(), self._ended()
         self._end = replace(end, best_scores=_best_scores(self._runs))
         self._closes_by = time.monotonic() + self.close_seconds
-        self.resume()
         self._calls.put(None)
         self._thread.join(self.close_seconds + min(self.close_seconds, _GRACE_SECONDS))
         if not self.is_complete:
@@ -188,7 +175,6 @@ class TrackerWriter:
         self._opened.set_result(tracker)
         self._fill(tracker)
         while (method_call := self._calls.get()) is not None:
-            self._may_write.wait()
             if self._retry_at <= time.monotonic() < self._closes_by:
                 self._attempt(method_call, tracker)
         self._fill(tracker)
@@ -203,7 +189,6 @@ class TrackerWriter:
         """Tell the tracker of the runs that it lacks, while there is time and it takes them."""
         num_failures = 0
         for run in self._missing(tracker):
-            self._may_write.wait()
             if num_failures == _MAX_FAILURES or time.monotonic() > self._closes_by:
                 return
             is_taken = self._attempt(methodcaller("finish", *run), tracker)

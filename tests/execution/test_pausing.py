@@ -88,7 +88,6 @@ class Session:
             max_retakes=2,
             time_budget_seconds=None,
             unsuitable=lambda config: None,
-            on_last_trial=lambda: self.told.events.append(("no more", 0)),
         )
 
     def begin(self, key: str) -> TrialTask:
@@ -165,7 +164,7 @@ def test_trials_that_are_still_paused_at_the_end_are_stopped(
     assert session.trials.next_task("c") is None
     assert session.trials.is_finished
     assert outcomes(session) == {0: ("STOPPED", [1]), 1: ("STOPPED", [1])}
-    assert [event for event, _ in session.told.events][-3:] == ["no more", "finish", "finish"]
+    assert [event for event, _ in session.told.events][-2:] == ["finish", "finish"]
     assert not list(tmp_path.iterdir())
 
 
