@@ -410,7 +410,6 @@ def _make_runs(
         in_fresh_processes = RunsInTurns(
             plan=plan,
             connection=connection,
-            size=size,
             tracker=tracker,
             display=display,
             interrupt=interrupt,

@@ -13,14 +13,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, as_completed, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from autotune.execution.cluster import ClusterSize, RaySession, call
+from autotune.execution.fresh import FreshProcesses
+from autotune.execution.launcher import Launcher
 from autotune.execution.plan import TrainingPlan
 from autotune.execution.task import TrialTask
 from autotune.files import make_folder
@@ -30,11 +31,7 @@ from autotune.reporting.runs_terminal import RunsDisplay
 from autotune.reporting.scores import run_score
 from autotune.tracking.tracker import TrackedTrial
 from autotune.tracking.writer import TrackerWriter
-from autotune.training.capabilities import Capabilities
-
-if TYPE_CHECKING:
-    from autotune.execution import fresh  # imports ray
-    from autotune.execution.launcher import Launcher
+from autotune.training.capabilities import Capabilities, visible_devices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +55,8 @@ class Lanes:
     """How many trainings go side by side, each on GPUs of its own."""
 
     number: int = 1
-    task: TrialTask | None = None
-    """The task whose resources each lane has; None if there is one lane."""
+    num_gpus: int = 0
+    """Number of GPUs of each lane; 0 if there is one lane, which has all."""
     are_alike: bool = True
     """Whether times in different lanes compare: all GPUs are of one kind."""
 
@@ -75,7 +72,12 @@ class Lanes:
         if number == 1:
             return cls()
         are_alike = largest.accelerator_type is not None or len(capabilities.gpu_kinds) < 2
-        return cls(number=number, task=largest, are_alike=are_alike)
+        return cls(number=number, num_gpus=largest.num_gpus, are_alike=are_alike)
+
+    def devices(self, lane: int) -> list[str] | None:
+        """Ids of the GPUs of a lane, on this machine; None if there is one lane."""
+        first = lane * self.num_gpus
+        return visible_devices(first + self.num_gpus)[first:] or None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,12 +86,11 @@ class RunsInTurns:
 
     plan: TrainingPlan
     connection: RaySession
-    size: ClusterSize
     tracker: TrackerWriter
     display: RunsDisplay
     interrupt: threading.Event
     """Ends the runs; it is also set here where an error ends the runs of other lanes."""
-    launcher: "Launcher | None" = None
+    launcher: Launcher | None = None
     """The driver's own launcher; given only if Ray has no machine but this one."""
     _telling: threading.Lock = field(default_factory=threading.Lock)
 
@@ -111,20 +112,14 @@ class RunsInTurns:
         Raises:
             ClusterError: a process did not start, or had trained before.
         """
-        from autotune.execution import fresh  # noqa: PLC0415  # imports ray
-
         at_work: list[Future[None]] = []
-        with compiled_anew(self.plan.folder) as anew, ExitStack() as stack:
+        with compiled_anew(self.plan.folder) as anew:
             processes = [
-                stack.enter_context(
-                    fresh.FreshProcesses(
-                        fit=self.size.holds,
-                        interrupt=self.interrupt,
-                        max_retakes=self.plan.config.search.max_retakes,
-                        launcher=self.launcher,
-                        reserved=lanes.task,
-                        lane=lane,
-                    )
+                FreshProcesses(
+                    interrupt=self.interrupt,
+                    max_retakes=self.plan.config.search.max_retakes,
+                    launcher=self.launcher,
+                    devices=lanes.devices(lane),
                 )
                 for lane in range(lanes.number)
             ]
@@ -173,32 +168,20 @@ class RunsInTurns:
 
     def _train(
         self,
-        processes: "fresh.FreshProcesses",
+        processes: FreshProcesses,
         anew: Callable[[TrialTask], TrialTask],
         run: Run,
     ) -> TrialResult | None:
         """Make a run; None if it was interrupted."""
-        from autotune.execution import fresh  # noqa: PLC0415  # imports ray
-
-        def on_start() -> None:
-            with self._telling:
-                self.display.started(run.label)
-                self.tracker.start(replace(run.tracked, started_at=time.time()))
 
         def on_evaluation(evaluation: Evaluation) -> None:
             with self._telling:
                 self.display.evaluated(run.label, evaluation)
 
-        return processes.train(
-            fresh.FreshRun(
-                task=anew(run.task),
-                trial=run.tracked.trial,
-                values=run.tracked.values,
-                overrides=run.tracked.overrides,
-                on_start=on_start,
-                on_evaluation=on_evaluation,
-            )
-        )
+        with self._telling:
+            self.display.started(run.label)
+            self.tracker.start(replace(run.tracked, started_at=time.time()))
+        return processes.train(anew(run.task), run.tracked, on_evaluation)
 
 
 @contextmanager

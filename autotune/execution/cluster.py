@@ -52,22 +52,6 @@ class ClusterSize:
         """Number of GPUs of all machines."""
         return sum(gpus for _, gpus in self.machines)
 
-    def holds(self, tasks: Sequence[TrialTask]) -> bool:
-        """Whether tasks surely fit side by side.
-
-        On several nodes a task of several workers surely fits only by itself.
-        """
-        if (
-            len(self.machines) > 1
-            and len(tasks) > 1
-            and any(task.num_workers > 1 for task in tasks)
-        ):
-            return False
-        return (
-            sum(task.num_cpus for task in tasks) <= self.num_cpus
-            and sum(task.num_gpus for task in tasks) <= self.num_gpus
-        )
-
     def places(self, num_cpus: int, num_gpus: int) -> list[int]:
         """How many workers that take so many CPUs and GPUs each machine holds."""
         return [
@@ -77,8 +61,8 @@ class ClusterSize:
 
     def num_side_by_side(self, task: TrialTask) -> int:
         """Number of trainings of a task's size that the GPUs hold side by side with the CPUs that
-        they take; 1 if they take no GPU, and of several workers on several machines, see
-        ``holds``.
+        they take; 1 if they take no GPU, and of several workers on several machines, where it is
+        uncertain what fits.
         """
         if not task.num_gpus or (task.num_workers > 1 and len(self.machines) > 1):
             return 1

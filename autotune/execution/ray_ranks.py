@@ -1,19 +1,27 @@
 """Processes of ranks whose resources Ray has reserved, on this machine and on others."""
 
+import contextlib
 import os
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import ray
+from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from autotune.errors import ClusterError
 from autotune.execution.launcher import Launcher, ProcessExited, TrainingProcess
-from autotune.execution.process_group import ProcessGroup
-from autotune.execution.task import ACCELERATOR, TrialTask
+from autotune.execution.process_group import POLL_SECONDS, ProcessGroup
+from autotune.execution.task import ACCELERATOR, TrialTask, WorkerReport, report_of_end
 from autotune.training.capabilities import visible_devices_environment
 
 _ACCELERATOR_AMOUNT = 0.001
 """Amount of a machine's accelerator resource, which is 1, that a worker takes: as Ray itself
 asks, so that a thousand workers can share."""
+_START_SECONDS = 300.0
+"""Seconds that a new worker may take to start before the cluster counts as broken."""
 
 
 def bundles(task: TrialTask) -> list[dict[str, float]]:
@@ -40,6 +48,69 @@ def ray_process_group(task: TrialTask) -> ProcessGroup:
         host=ray.util.get_node_ip_address(),
         start_elsewhere=_RemoteRank if is_spread else None,
     )
+
+
+class _FreshWorker:
+    """A Ray actor that runs a training in new processes."""
+
+    def ready(self) -> None:
+        """Return once the actor has started."""
+
+    def train(self, task: TrialTask) -> Iterator[WorkerReport]:
+        """Yield all reports of a training."""
+        yield from ray_process_group(task).train(task)
+
+
+@contextlib.contextmanager
+def fresh_worker(
+    task: TrialTask, is_interrupted: Callable[[], bool]
+) -> Iterator[Callable[..., Iterator[WorkerReport]]]:
+    """Context with a new Ray worker for one training; yields what ``ProcessGroup.train`` is there.
+
+    Raises:
+        ClusterError: the worker is not ready in time.
+    """
+    group, bundle = placement_group(bundles(task), strategy=task.placement), bundles(task)[0]
+    strategy = PlacementGroupSchedulingStrategy(
+        group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
+    )
+    worker = (
+        ray.remote(_FreshWorker)
+        .options(
+            num_cpus=bundle["CPU"],
+            num_gpus=bundle.get("GPU", 0),
+            scheduling_strategy=strategy,
+            max_restarts=0,
+        )
+        .remote()
+    )
+    ready, until = worker.ready.remote(), time.monotonic() + _START_SECONDS
+    try:
+        while not ray.wait([ready], timeout=POLL_SECONDS)[0] and not is_interrupted():
+            if time.monotonic() > until:
+                raise ClusterError(f"no new worker came up in {_START_SECONDS:g} s")
+        yield partial(_reports_of, worker)
+    finally:
+        ray.kill(worker)
+        remove_placement_group(group)
+
+
+def _reports_of(
+    worker: Any, task: TrialTask, is_interrupted: Callable[[], bool]
+) -> Iterator[WorkerReport]:
+    started_at = time.time()
+    stream = worker.train.options(num_returns="streaming").remote(task)
+    try:
+        while True:
+            while not ray.wait([stream], timeout=POLL_SECONDS)[0]:
+                if is_interrupted():
+                    return
+            report: WorkerReport = ray.get(next(stream))
+            yield report
+            if report.outcome is not None:
+                return
+    except ray.exceptions.RayActorError as error:
+        yield report_of_end(task, seconds=time.time() - started_at, reason=str(error))
 
 
 class _RankWorker:

@@ -293,7 +293,6 @@ def _confirm(live: LiveStudy, size: ClusterSize) -> None:
         RunsInTurns(
             plan=plan,
             connection=live.connection,
-            size=size,
             tracker=live.tracker,
             display=display,
             interrupt=live.interrupt,
