@@ -46,7 +46,6 @@ from autotune.reporting.study_files import (
     write_trials,
 )
 from autotune.reporting.terminal import format_metric, print_summary, verdict_rows
-from autotune.search.curve_model import wait_for_import
 from autotune.space import Suggestion
 from autotune.tracking.tracker import StudyEnd, browse_command
 from autotune.training.capabilities import versions
@@ -158,7 +157,6 @@ class _Conclusion:
             Why there is no script of what is exported; None if there is one or nothing is exported.
         """
         plan, policy, folder = self.plan, self.policy, self.plan.folder
-        wait_for_import()  # what follows imports parts of scikit-learn, too
         summary = json_text("summary", self.summary())
         report = folder / REPORT
         with suppress(OSError):

@@ -7,26 +7,33 @@ from its neighbours lasts through its whole curve. Another one models the logari
 step over the features alone, which every trial reveals at its first evaluation, stopped trials
 included.
 
-scikit-learn, whose import takes seconds, is imported with the first fit, or in the background while
-the first workers start.
-
 Source: freeze-thaw Bayesian optimization (Swersky, Snoek and Adams, 2014), with seconds per step
 modelled apart from the metric.
 """
 
+import math
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from importlib import import_module
-from threading import Thread
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+from scipy.optimize import minimize
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    DotProduct,
+    Exponentiation,
+    Kernel,
+    Matern,
+    WhiteKernel,
+)
 from threadpoolctl import ThreadpoolController
 
 from autotune.search.points import Array, Indices
 
-if TYPE_CHECKING:
-    from sklearn.gaussian_process.kernels import Kernel
+_LIBRARIES = ThreadpoolController()
+"""Libraries of linear algebra, which the imports above have loaded."""
 
 
 def scaled_shortfalls(shortfalls: Array, least: Array) -> Array:
@@ -50,44 +57,7 @@ def use_one_thread() -> None:
     threads to the learning in the background, whose last bits, and with them decisions, would then
     depend on how long each takes.
     """
-    _libraries().limit(limits=1)
-
-
-@cache
-def _libraries() -> ThreadpoolController:
-    """The libraries of linear algebra, once the import of scikit-learn, which brings some of its
-    own, has ended.
-
-    To look for them while a thread imports may hang for ever: the one has the loader's lock and
-    waits for Python's, the other has Python's and waits for the loader's
-    (https://github.com/joblib/threadpoolctl/issues/239).
-    """
-    import_in_background().join()
-    return ThreadpoolController()
-
-
-@cache
-def import_in_background() -> Thread:
-    """Begin, once, to import in a thread what the first fit needs.
-
-    Join it before other parts of scikit-learn are imported: Python raises errors in both threads
-    where two import modules that need each other, in another order. SciPy fails if another thread
-    imports torch meanwhile.
-    """
-    thread = Thread(
-        target=import_module, args=("autotune.search.gaussian_process",), name="import-scikit-learn"
-    )
-    thread.start()
-    return thread
-
-
-def wait_for_import() -> None:
-    """Wait until the import that ``import_in_background`` began has ended.
-
-    If none was begun, return at once.
-    """
-    if import_in_background.cache_info().currsize:
-        import_in_background().join()
+    _LIBRARIES.limit(limits=1)
 
 
 @cache
@@ -135,17 +105,10 @@ class GaussianProcess:
         them as they are. What is learnt is used three fits later, or when they are learnt anew
         before that.
         """
-        use_one_thread()  # waits for the import of scikit-learn
-        # takes seconds
-        from autotune.search.gaussian_process import (  # noqa: PLC0415
-            ConditionedProcess,
-            curve_kernel,
-            rate_kernel,
-        )
-
+        use_one_thread()
         prior_means = _none(rows) if prior_means is None else prior_means
         if self._kernel is None:
-            self._kernel = (curve_kernel if self._of_curves else rate_kernel)(self._num_features)
+            self._kernel = (_curve_kernel if self._of_curves else _rate_kernel)(self._num_features)
             self._prior = self._kernel.theta
             self._studies = list(range(prior_means.shape[1]))
         self._fits_until_learnt -= 1
@@ -156,9 +119,11 @@ class GaussianProcess:
             )
             self._studies = list(range(prior_means.shape[1]))
             while self._studies:
-                process = ConditionedProcess(self._kernel, rows, values, prior_means, self._studies)
+                process = _ConditionedProcess(
+                    self._kernel, rows, values, prior_means, self._studies
+                )
                 if (process.weights > 0).all():
-                    without = ConditionedProcess(self._kernel, rows, values, prior_means, [])
+                    without = _ConditionedProcess(self._kernel, rows, values, prior_means, [])
                     self._studies = (
                         self._studies if process.log_likelihood > without.log_likelihood else []
                     )
@@ -168,7 +133,7 @@ class GaussianProcess:
                     for study, weight in zip(self._studies, process.weights, strict=True)
                     if weight > 0
                 ]
-        self._process = ConditionedProcess(self._kernel, rows, values, prior_means, self._studies)
+        self._process = _ConditionedProcess(self._kernel, rows, values, prior_means, self._studies)
         if learn is not None:
             self._learning = _background().submit(self._process.learn, learn, self._prior)
             self._fits_until_learnt = 3
@@ -180,3 +145,190 @@ class GaussianProcess:
 
 def _none(rows: Array) -> Array:
     return np.zeros((len(rows), 0))
+
+
+def _curve_kernel(num_features: int) -> Kernel:
+    """Kernel of metrics over rows of ``num_features`` features, a position in the schedule, and
+    the trial's number.
+    """
+    alike, near, near_at_all = (
+        _alike(num_features),
+        *(_OnColumns(num_features, 1, Matern(1.5, (0.2, 20), nu=2.5)) for _ in range(2)),
+    )
+    # 1 or 0, since numbers of trials are whole
+    same_trial = _OnColumns(num_features + 1, 1, RBF(1e-3, "fixed"))
+    curves = alike * (_squared(0.6) + _squared(0.4) * near) + _squared(0.4) * near_at_all
+    return curves + _squared(0.25) * same_trial + WhiteKernel(0.01, (1e-5, 1))
+
+
+def _rate_kernel(num_features: int) -> Kernel:
+    """Kernel of values over rows of ``num_features`` features alone."""
+    return _squared(0.8) * _alike(num_features) + WhiteKernel(0.01, (1e-5, 1))
+
+
+class _ConditionedProcess:
+    """A Gaussian process conditioned on values ``[rows]``, which are standardised, and on some
+    earlier studies' prior means for them.
+
+    The prior means' average, times the prior expectation of its weight, is the process's mean. How
+    far each study's weight differs from its expectation is a linear kernel over the study's prior
+    means, which stand in columns beside the rows.
+    """
+
+    def __init__(
+        self, kernel: Kernel, rows: Array, values: Array, prior_means: Array, studies: list[int]
+    ) -> None:
+        self._studies = studies
+        # Before any value is known, all weights together are expected to be 0.7 +- 0.7.
+        self._weight, self._variance = 0.7 / max(1, len(studies)), 0.7**2 / max(1, len(studies))
+        self._centres = prior_means[:, studies].mean(axis=0)
+        rest = values - self._offset(prior_means)
+        self._mean, self._scale = float(rest.mean()), float(rest.std()) or 1.0
+        if studies:
+            kernel = kernel + ConstantKernel(self._variance, "fixed") * _OnColumns(
+                rows.shape[1], len(studies), DotProduct(0.0, "fixed")
+            )
+        self._kernel, self._inputs, self._targets = (
+            kernel,
+            self._columns(rows, prior_means),
+            (rest - self._mean) / self._scale,
+        )
+        self._regressor = _Regressor(kernel, alpha=1e-6, optimizer=None).fit(
+            self._inputs, self._targets
+        )
+
+    def predict(self, rows: Array, prior_means: Array) -> tuple[Array, Array]:
+        """Mean and standard deviation ``[rows]``, noise included."""
+        mean, deviation = self._regressor.predict(self._columns(rows, prior_means), return_std=True)
+        return mean * self._scale + self._mean + self._offset(prior_means), deviation * self._scale
+
+    def learn(self, rows: Indices, prior: Array) -> Array:
+        """Learn the logarithms of the hyperparameters from some rows: a few iterations towards the
+        highest posterior density.
+
+        The logarithms have a normal prior around ``prior``, with a standard deviation of 1.4.
+        """
+        process = _Regressor(self._kernel, alpha=1e-6, optimizer=None).fit(
+            self._inputs[rows], self._targets[rows]
+        )
+
+        def loss(theta: Array) -> tuple[float, Array]:
+            value, gradient = process.log_marginal_likelihood(
+                theta, eval_gradient=True, clone_kernel=False
+            )
+            deviation = (theta - prior) / 1.4
+            return 0.5 * float(deviation @ deviation) - value, deviation / 1.4 - gradient
+
+        kernel = process.kernel_
+        solution = minimize(
+            loss,
+            kernel.theta,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=kernel.bounds,
+            options={"maxiter": 5},
+        )
+        return solution.x  # type: ignore[no-any-return]  # SciPy says Any
+
+    @property
+    def weights(self) -> Array:
+        """Weight of each study's prior means ``[studies]``."""
+        columns = self._inputs[:, -len(self._studies) :]
+        weights: Array = self._weight + self._variance * columns.T @ self._regressor.alpha_
+        return weights
+
+    @property
+    def log_likelihood(self) -> float:
+        """Log likelihood of the values, up to a constant that depends only on their number."""
+        of_targets = -0.5 * float(self._targets @ self._regressor.alpha_) - float(
+            np.log(np.diag(self._regressor.L_)).sum()
+        )
+        return of_targets - len(self._targets) * math.log(self._scale)
+
+    def _columns(self, rows: Array, prior_means: Array) -> Array:
+        return np.column_stack(
+            [rows, (prior_means[:, self._studies] - self._centres) / self._scale]
+        )
+
+    def _offset(self, prior_means: Array) -> Array:
+        offsets: Array = (prior_means[:, self._studies] - self._centres).sum(axis=1)
+        return self._weight * offsets
+
+
+class _Regressor(GaussianProcessRegressor):  # type: ignore[misc]  # scikit-learn has no types
+    """A regressor whose ``fit`` skips the likelihood, which takes as long as all the rest of it
+    and is rarely needed.
+    """
+
+    def log_marginal_likelihood(
+        self, theta: Array | None = None, eval_gradient: bool = False, clone_kernel: bool = True
+    ) -> Any:
+        """The log likelihood with its gradient; NaN unless the gradient is asked for."""
+        return (
+            super().log_marginal_likelihood(theta, eval_gradient, clone_kernel)
+            if eval_gradient
+            else math.nan
+        )
+
+
+def _squared(amplitude: float) -> Kernel:
+    return ConstantKernel(amplitude**2, (1e-5, 10))
+
+
+def _alike(num_features: int) -> Kernel:
+    """How alike two points are by their features, the first columns of the rows.
+
+    Each feature has a length scale of its own.
+    """
+    return _OnColumns(0, num_features, Matern(np.full(num_features, 0.7), (0.05, 20), nu=2.5))
+
+
+class _OnColumns(Exponentiation):  # type: ignore[misc]  # scikit-learn has no types
+    """Another kernel, with its hyperparameters, of ``count`` columns of the rows: a power of one,
+    since that is scikit-learn's kernel of a single kernel.
+
+    Rows that are equal in these columns, such as the evaluations of one trial or at one step, are
+    computed once.
+    """
+
+    def __init__(self, first: int, count: int, kernel: Kernel) -> None:
+        super().__init__(kernel, 1)
+        self.first, self.count = first, count
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The arguments that the kernel was made with.
+
+        With ``deep`` those of the inner kernel, too.
+        """
+        inner = super().get_params(deep)
+        del inner["exponent"]
+        return {"first": self.first, "count": self.count, **inner}
+
+    # scikit-learn names it so
+    def __call__(
+        self,
+        X: Array,  # noqa: N803
+        Y: Array | None = None,  # noqa: N803
+        eval_gradient: bool = False,
+    ) -> Any:
+        rows, row_of = self._distinct(X)
+        if eval_gradient:
+            return tuple(
+                values.take(row_of, axis=0).take(row_of, axis=1)
+                for values in self.kernel(rows, eval_gradient=True)
+            )
+        if Y is None:
+            return self.kernel(rows).take(row_of, axis=0).take(row_of, axis=1)
+        columns, column_of = self._distinct(Y)
+        return self.kernel(rows, columns).take(row_of, axis=0).take(column_of, axis=1)
+
+    def _distinct(self, rows: Array) -> tuple[Array, Indices]:
+        """The distinct rows, and for every row the index of the one that equals it."""
+        columns = np.ascontiguousarray(rows[:, self.first : self.first + self.count])
+        as_bytes = columns.view(np.dtype((np.void, columns.itemsize * self.count))).ravel()
+        _, first, index = np.unique(as_bytes, return_index=True, return_inverse=True)
+        return columns[first], index
+
+    def diag(self, X: Array) -> Array:  # noqa: N803  # scikit-learn names it so
+        variances: Array = self.kernel.diag(X[:, self.first : self.first + self.count])
+        return variances

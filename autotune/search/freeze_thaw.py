@@ -26,7 +26,7 @@ import numpy as np
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import BoundedObjective, Objective
-from autotune.search.curve_model import import_in_background, use_one_thread
+from autotune.search.curve_model import use_one_thread
 from autotune.search.gain_model import GainModel
 from autotune.search.points import Candidates, derived_seed
 from autotune.search.samplers import PausingSampler
@@ -164,7 +164,6 @@ class FreezeThawSampler(PausingSampler):
         candidate. ``ending`` says that no more new trials will be wanted: then paused trials whose
         chance of winning is below ``least_chance`` are not resumed.
         """
-        import_in_background()
         if new and (repeat := self._history.due_repeat()) is not None:
             return repeat
         chosen, self._chosen = self._chosen, None
@@ -290,7 +289,6 @@ class FreezeThawSampler(PausingSampler):
         seen = self._history.seen
         if new and (len(self._trials) < self._num_startup_trials or len(seen) < 3):
             return self._earlier.startup_point(self._candidates)
-        # waits for the import of scikit-learn, which points of the startup do without
         use_one_thread()
         if not seen or not (new or waiting):
             return self._history.repeat(_MIN_GAIN) if may_start else None

@@ -23,11 +23,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from sklearn.ensemble import ExtraTreesRegressor
 
 from autotune.errors import ConfigError
 from autotune.measurement import Target
 from autotune.recording import RecordedTrial, Recording
-from autotune.search.curve_model import import_in_background, scaled_shortfalls
+from autotune.search.curve_model import scaled_shortfalls
 from autotune.search.points import Array, Candidates, RandomTrial, UnitCube, derived_seed
 from autotune.space import Choice, Float, Int, SearchSpace, Suggestion
 
@@ -238,9 +239,6 @@ class _PriorMeanModel:
             ]
         )
         self._log_step = _decisive_log_step(study, float(log_steps.max()))
-        import_in_background().join()
-        from sklearn.ensemble import ExtraTreesRegressor  # noqa: PLC0415  # takes seconds
-
         self._forest = ExtraTreesRegressor(20, min_samples_leaf=3, random_state=0)
         self._forest.fit(
             np.column_stack([features[trial_indices.astype(int)], log_steps]),

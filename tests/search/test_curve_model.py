@@ -44,25 +44,17 @@ def test_equal_values_are_no_trouble() -> None:
     assert made.predict(points)[0] == pytest.approx(np.full(4, 2.5))
 
 
-_IMPORTS = """
-import threading
-from threadpoolctl import ThreadpoolController, threadpool_info
-from autotune.search import curve_model
+_LIMITED = """
+from threadpoolctl import threadpool_info
+from autotune.search.curve_model import use_one_thread
 
-def look():
-    names = {thread.name for thread in threading.enumerate()}
-    assert "import-scikit-learn" not in names, "each may wait for the other for ever"
-    return ThreadpoolController()
-
-curve_model.ThreadpoolController = look
-curve_model.import_in_background()
-curve_model.use_one_thread()
+use_one_thread()
 print({library["num_threads"] for library in threadpool_info()})
 """
 
 
-def test_libraries_are_looked_for_and_limited_once_they_are_imported() -> None:
+def test_linear_algebra_of_the_search_takes_one_thread() -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", _IMPORTS], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", _LIMITED], capture_output=True, text=True, check=False
     )
     assert (ended.stdout, ended.returncode) == ("{1}\n", 0), ended.stderr
