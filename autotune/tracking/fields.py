@@ -15,9 +15,7 @@ from typing import Any
 from autotune.measurement import Evaluation, TrialResult
 from autotune.tracking.tracker import StudyInfo, TrackedTrial
 
-MAX_TAG_CHARACTERS = 5000
-_MAX_PARAM_CHARACTERS = 6000
-_MAX_KEY_CHARACTERS = 250
+_MAX_TAG_CHARACTERS, _MAX_PARAM_CHARACTERS, _MAX_KEY_CHARACTERS = 5000, 6000, 250
 RUN_TAG, OUTCOME_TAG = "autotune.run", "autotune.outcome"
 """Tags of a trial's run: its name, as the study knows it, and its outcome."""
 INTERRUPTED = "INTERRUPTED"
@@ -144,42 +142,37 @@ def _finite(values: Iterable[tuple[str, float | None]]) -> dict[str, float]:
 
 
 def params(values: Mapping[str, Any]) -> dict[str, str]:
-    """Values as MLflow params: texts as they are, all else as JSON."""
-    return {
-        plain_key(key): _cut(
-            value if isinstance(value, str) else json.dumps(plain(value)), _MAX_PARAM_CHARACTERS
-        )
+    """Values as MLflow params: texts as they are, all else as JSON, cut to what MLflow takes."""
+    texts = {
+        key: value if isinstance(value, str) else json.dumps(plain(value))
         for key, value in values.items()
     }
+    return {plain_key(key): storable(text)[:_MAX_PARAM_CHARACTERS] for key, text in texts.items()}
 
 
 def plain_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """Tags with keys that MLflow accepts, and values cut to ``MAX_TAG_CHARACTERS``."""
-    return {plain_key(key): _cut(value, MAX_TAG_CHARACTERS) for key, value in tags.items()}
+    """Tags with keys that MLflow accepts, and values cut to what it takes."""
+    return {plain_key(key): storable(value)[:_MAX_TAG_CHARACTERS] for key, value in tags.items()}
 
 
 _PLAIN = re.compile(r"(?!\.)[\w.\- ]+(/(?!\.)[\w.\- ]+)*")
 """Names that every store takes as keys: relative paths of words."""
-_HASHED = re.compile(r"-[0-9a-f]{8}\Z")
 
 
 def plain_key(key: str) -> str:
     """A key that MLflow accepts, another one for every name: the name itself where that will do,
     else what can be kept of it and a hash.
     """
-    is_plain = len(key) <= _MAX_KEY_CHARACTERS and _PLAIN.fullmatch(key) and not _HASHED.search(key)
+    is_plain = len(key) <= _MAX_KEY_CHARACTERS and _PLAIN.fullmatch(key)
     return key if is_plain else hashed_key(key)
 
 
 def hashed_key(key: str) -> str:
     """What can be kept of a name in a key, and a hash of the whole name."""
     parts = (part.lstrip(".") for part in re.sub(r"[^/\w.\- ]", "_", key).split("/"))
-    ending = f"-{_hash(key)}"
+    digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
+    ending = f"-{digest[:8]}"
     return ("/".join(filter(None, parts)) or "_")[: _MAX_KEY_CHARACTERS - len(ending)] + ending
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:8]
 
 
 def plain(value: Any) -> Any:
@@ -192,14 +185,3 @@ def storable(text: str) -> str:
     have, and for NUL.
     """
     return text.replace("\0", "\\x00").encode(errors="backslashreplace").decode()
-
-
-def _cut(text: str, max_characters: int) -> str:
-    """A text of at most that many characters; the end of one that is cut tells it from others that
-    begin alike.
-    """
-    text = storable(text)
-    if len(text) <= max_characters:
-        return text
-    mark = f" ... [cut, {_hash(text)}]"
-    return text[: max_characters - len(mark)] + mark

@@ -37,7 +37,7 @@ from mlflow.exceptions import MlflowException
 from autotune.errors import AutotuneError, ConfigError
 from autotune.redaction import without_secrets
 from autotune.remote import check_listens, kind_of_database
-from autotune.tracking.fields import MAX_TAG_CHARACTERS, plain_key
+from autotune.tracking.fields import plain_key
 
 logger = logging.getLogger(__name__)
 
@@ -138,11 +138,8 @@ def open_experiment(uri: str, name: str, parameters: Sequence[str]) -> tuple[Mlf
     elif experiment.lifecycle_stage == "deleted":
         client.restore_experiment(experiment.experiment_id)
         logger.info("MLflow experiment %s was deleted; restored it", name)
-    view = _view(
-        experiment.tags.get(_VIEW_TAG), [f"params.`{plain_key(key)}`" for key in parameters]
-    )
-    if view is not None:
-        client.set_experiment_tag(experiment.experiment_id, _VIEW_TAG, view)
+    if _VIEW_TAG not in experiment.tags:
+        client.set_experiment_tag(experiment.experiment_id, _VIEW_TAG, _view(parameters))
     return client, str(experiment.experiment_id)
 
 
@@ -168,42 +165,31 @@ def _locked(folder: Path) -> Iterator[None]:
 
 _VIEW_KEY = "autotune"
 _VIEW_TAG = f"mlflow.sharedViewState.{_VIEW_KEY}"
-_VIEW: dict[str, Any] = {
-    "searchFilter": "tags.`autotune.phase` = 'search'",
-    "orderByKey": "metrics.`score`",
-    "orderByAsc": True,
-    "selectedColumns": [
-        "metrics.`score`",
-        "metrics.`metric`",
-        "tags.`autotune.outcome`",
-        "tags.`autotune.study`",
-    ],
-}
-"""State of MLflow's table of runs that its menu Views offers, but for columns of params: as MLflow
-itself shows the table, it has neither.
-
-Source: the experiment's tag that MLflow 3.17's page writes where a view is saved."""
+_MAX_PARAMETERS_SHOWN = 40
+"""MLflow limits the length of an experiment's tag."""
 
 
-def _view(stored: str | None, columns: Sequence[str]) -> str | None:
-    """The view with further columns, as many as its tag has room for.
+def _view(parameters: Sequence[str]) -> str:
+    """State of MLflow's table of runs that its menu Views offers: as MLflow itself shows the table,
+    it has neither score nor params.
 
-    None if somebody changed it, or it has them all.
+    Source: the experiment's tag that MLflow 3.17's page writes where a view is saved.
     """
+    state = {
+        "searchFilter": "tags.`autotune.phase` = 'search'",
+        "orderByKey": "metrics.`score`",
+        "orderByAsc": True,
+        "selectedColumns": [
+            "metrics.`score`",
+            "metrics.`metric`",
+            "tags.`autotune.outcome`",
+            "tags.`autotune.study`",
+            *(f"params.`{plain_key(key)}`" for key in parameters[:_MAX_PARAMETERS_SHOWN]),
+        ],
+    }
     now = round(time.time() * 1000)
-    view: dict[str, Any] = {"name": "trials, best first", "createdAt": now, "updatedAt": now}
-    state = _VIEW
-    if stored is not None:
-        view = json.loads(stored)
-        if view["updatedAt"] != view["createdAt"]:
-            return None
-        state = json.loads(view["state"])
-    shown = list(dict.fromkeys([*state["selectedColumns"], *columns]))
-    while True:
-        text = json.dumps({**view, "state": json.dumps({**state, "selectedColumns": shown})})
-        if len(text) <= MAX_TAG_CHARACTERS:
-            return None if text == stored else text
-        shown.pop()
+    view = {"name": "trials, best first", "createdAt": now, "updatedAt": now}
+    return json.dumps({**view, "state": json.dumps(state)})
 
 
 def view_page(uri: str, experiment: str) -> str:

@@ -109,9 +109,6 @@ class MlflowTracker:
         """Take up a run; it is created with its first write."""
         self.complete.discard(trial.name)
         self._open(trial)
-        if trial.phase == "confirm" and self._logs_model and trial.config.get("training") is None:
-            # imported beside confirmation runs, since the study's end needs it
-            import mlflow.pytorch  # noqa: F401, PLC0415  # imports torch
 
     def evaluate(self, name: str, evaluation: Evaluation) -> None:
         """Write an evaluation of the run ``name``, with the current time, unless the run was
@@ -160,9 +157,10 @@ class MlflowTracker:
         with contextlib.suppress(Exception):
             for run in self._runs.values():
                 self._write(run)
-        for child in self._children("attributes.status = 'RUNNING'"):
-            self._client.set_tag(child.info.run_id, fields.OUTCOME_TAG, fields.INTERRUPTED)
-            self._client.set_terminated(child.info.run_id, "KILLED")
+        for child in self._children():
+            if child.info.status == "RUNNING":
+                self._client.set_tag(child.info.run_id, fields.OUTCOME_TAG, fields.INTERRUPTED)
+                self._client.set_terminated(child.info.run_id, "KILLED")
         tags = {**end.tags}
         if (description := tags.pop("autotune.description", None)) is not None:
             # Markdown that MLflow's page of the run shows first
@@ -276,15 +274,12 @@ class MlflowTracker:
         )
         return str(run.info.run_id)
 
-    def _children(self, condition: str = "") -> list[Run]:
-        return self._tagged({"mlflow.parentRunId": self._parent}, condition)
+    def _children(self) -> list[Run]:
+        return self._tagged({"mlflow.parentRunId": self._parent})
 
-    def _tagged(self, tags: Mapping[str, str], condition: str = "") -> list[Run]:
-        """Runs of the experiment that have all the given tags, and meet a condition in MLflow's
-        grammar.
-        """
-        conditions = [f'tags.`{key}` = "{value}"' for key, value in tags.items()]
-        query = " and ".join([*conditions, *filter(None, [condition])])
+    def _tagged(self, tags: Mapping[str, str]) -> list[Run]:
+        """Runs of the experiment that have all the given tags."""
+        query = " and ".join(f'tags.`{key}` = "{value}"' for key, value in tags.items())
         return list(self._client.search_runs([self._experiment], query, max_results=_MAX_RESULTS))
 
     def _add_logged(self, run_id: str, trial: TrackedTrial, result: TrialResult) -> None:
