@@ -174,7 +174,8 @@ def read_concluded_study(folder: Path) -> ConcludedStudy:
         table = pd.read_csv(folder / "trials.csv", dtype=str, keep_default_na=False)
         table = table.astype({"trial": int}).set_index("trial").sort_index()
         parameters = table.iloc[:, table.columns.get_loc("error") + 1 :]
-        numbers = table[[name for name in MEASURED if name not in _TEXTS]].apply(pd.to_numeric)
+        measured = table[[name for name in MEASURED if name not in _TEXTS]].replace("nan", "")
+        numbers = measured.apply(pd.to_numeric)
         trials = table[[*_TEXTS]].join(numbers.replace([np.inf, -np.inf], np.nan))
         trials["outcome"] = pd.Series(
             [Outcome[name] for name in table.outcome], table.index, dtype=object

@@ -3,8 +3,10 @@
 import base64
 import csv
 import json
+import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -344,6 +346,17 @@ def test_a_study_without_anything_confirmed_says_what_came_closest(
     results: Sequence[TrialResult], changed: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
     assert told in read(write_report(a_study(tmp_path / "one", results, NOTHING | changed))).text
+
+
+def test_a_training_that_reports_no_loss_has_a_report(tmp_path: Path) -> None:
+    results = [
+        replace(
+            result, evaluations=tuple(replace(each, loss=math.nan) for each in result.evaluations)
+        )
+        for result in TRIALS
+    ]
+    page = read(write_report(a_study(tmp_path / "one", results, SUMMARY)))
+    assert "3 times as fast as the baseline" in page.text
 
 
 def test_a_gain_that_may_be_none_is_not_claimed(tmp_path: Path) -> None:
