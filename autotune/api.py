@@ -33,6 +33,7 @@ from autotune.errors import (
 )
 from autotune.execution import interrupt
 from autotune.files import make_folder, replace_file
+from autotune.measurement import Target
 from autotune.pickling import pickled
 from autotune.remote import user_path
 from autotune.report_command import write_report
@@ -58,17 +59,6 @@ from autotune.pickling import load_function
 '''
 
 
-@dataclass(frozen=True)
-class TargetSpec:
-    """The quality that a training must reach; made by ``target``."""
-
-    metric: str
-    value: float
-    mode: str
-    max_train_seconds: float
-    constraints: Mapping[str, Mapping[str, float]]
-
-
 def target(
     metric: str,
     *,
@@ -76,7 +66,7 @@ def target(
     at_most: float | None = None,
     max_seconds: float,
     constraints: Mapping[str, Mapping[str, float]] | None = None,
-) -> TargetSpec:
+) -> Target:
     """Say what counts as trained: ``target("val_f1", at_least=0.93, max_seconds=60)``.
 
     Args:
@@ -94,7 +84,13 @@ def target(
         raise ConfigError(f"target({metric!r}) needs one of at_least= and at_most=")
     value, mode = (at_least, "max") if at_most is None else (at_most, "min")
     assert value is not None
-    return TargetSpec(metric, float(value), mode, float(max_seconds), constraints or {})
+    return Target(
+        metric=metric,
+        value=float(value),
+        mode=mode,
+        max_train_seconds=float(max_seconds),
+        constraints=dict(constraints or {}),
+    )
 
 
 def uniform(low: float, high: float, *, step: float | None = None) -> dict[str, Any]:
@@ -248,7 +244,7 @@ def tune(
     training: Callable[..., Any] | None = None,
     *,
     space: Mapping[str, Any] | None = None,
-    target: TargetSpec | None = None,
+    target: Target | None = None,
     baseline: Mapping[str, Any] | None = None,
     experiment: str | None = None,
     trials: int | None = None,
@@ -327,7 +323,7 @@ def _arguments(
     experiment: str | None,
     training: Callable[..., Any] | None,
     space: Mapping[str, Any] | None,
-    target: TargetSpec | None,
+    target: Target | None,
     baseline: Mapping[str, Any] | None,
 ) -> list[str]:
     """The command-line arguments that name what is tuned, once its files are written."""
@@ -340,7 +336,7 @@ def _arguments(
                 " experiment"
             )
         return [f"experiment={experiment}"]
-    if space is None or not isinstance(target, TargetSpec):
+    if space is None or not isinstance(target, Target):
         raise ConfigError("tune() with a function needs space= and target=autotune.target(...)")
     folder = study_folder / CONFIG_FOLDER
     module = "study_" + re.sub(r"\W", "_", study_folder.name, flags=re.ASCII)
@@ -365,7 +361,7 @@ def _write_function(
     training: Callable[..., Any],
     module: str,
     space: Mapping[str, Any],
-    target: TargetSpec,
+    target: Target,
     baseline: Mapping[str, Any] | None,
 ) -> list[str]:
     """Write the function as a module, and its settings as an experiment.

@@ -45,7 +45,7 @@ PAUSED = "PAUSED"
 """Stands in place of an outcome for a trial that is paused and may be resumed."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Target:
     """Quality that a training must reach: ``metric`` at or past ``value``, within
     ``max_train_seconds`` of training.
@@ -58,7 +58,7 @@ class Target:
     mode: str
     """``max`` if higher is better, ``min`` if lower is."""
     max_train_seconds: float
-    constraints: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    constraints: dict[str, Any] = field(default_factory=dict)
     """Bounds of further metrics by name, ``at_most`` and ``at_least``, which the same evaluation
     must keep."""
 

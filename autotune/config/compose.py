@@ -16,7 +16,7 @@ import json
 import pickle
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -54,17 +54,12 @@ class Composed:
 
     @cached_property
     def config(self) -> Config:
-        """The configuration as schema objects.
+        """The whole configuration.
 
         Raises:
-            ConfigError: the schema refuses a value, or a mandatory value is missing.
+            ConfigError: no training can run with a value.
         """
-        try:
-            config = OmegaConf.to_object(OmegaConf.merge(_schema(), as_configured(self.plain)))
-        except OmegaConfBaseException as error:
-            raise ConfigError(value_message(error)) from error
-        assert isinstance(config, Config)
-        return config
+        return Config.from_dict(self.plain)
 
     @cached_property
     def trial(self) -> TrialConfig:
@@ -384,6 +379,9 @@ def split_overrides(
 def _schema() -> DictConfig:
     """The schema as an OmegaConf configuration; ``OmegaConf.merge`` copies it, so it is shared."""
     schema = OmegaConf.structured(Config)
+    for field in fields(Config):
+        if is_dataclass(field.type):
+            schema[field.name] = field.type  # so that only a mapping takes its place
     assert isinstance(schema, DictConfig)
     return schema
 

@@ -27,7 +27,7 @@ def value_message(error: BaseException) -> str:
         return value_message(cause)  # type: ignore[arg-type]  # not None
     key = getattr(error, "full_key", None)
     text = " ".join(re.split(r"\n\s*full_key:", str(error))[0].split())
-    if found := re.search(r"is not a subclass of (\w+)Config\. value: (.*)", text):
+    if found := re.search(r"is not a subclass of (\w+?)(?:Config)?\. value: (.*)", text):
         return f"{found[1].lower()}: found {found[2]}; write {found[1].lower()}.KEY=VALUE"
     return f"{key}: {text}" if key else text
 

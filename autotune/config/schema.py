@@ -2,96 +2,83 @@
 
 OmegaConf checks a composed configuration against ``Config``. The arguments of a component of the
 user's choice (a model, an optimizer) are an open mapping, since the component's own signature
-checks them. ``TrialConfig`` is resolved plain data, which is sent to workers.
+checks them. ``TrialConfig`` is the part that is sent to workers.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any, Self
-
-from omegaconf import MISSING
 
 from autotune.errors import ConfigError
 from autotune.measurement import Target
 
 
 @dataclass(kw_only=True)
-class TargetConfig:
-    """Schema of ``target``: see ``autotune.measurement.Target``."""
-
-    metric: str = MISSING
-    value: float = MISSING
-    mode: str = MISSING
-    max_train_seconds: float = MISSING
-    constraints: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(kw_only=True)
 class PrecisionConfig:
     """Schema of ``precision``: see ``autotune.training.runtime``."""
 
-    autocast_dtype: str | None = MISSING
-    weights_dtype: str = MISSING
-    float32_precision: str | None = MISSING
-    float8: bool = MISSING
+    autocast_dtype: str | None
+    weights_dtype: str
+    float32_precision: str | None
+    float8: bool
 
 
 @dataclass(kw_only=True)
 class RuntimeConfig:
     """Schema of ``runtime``: see ``autotune.training.runtime``."""
 
-    channels_last: bool = MISSING
-    num_threads: int | None = MISSING
-    compile: str | None = MISSING
-    cuda_graph: bool = MISSING
-    optimizer_kernels: str | None = MISSING
-    cudnn_benchmark: bool = MISSING
-    expandable_segments: bool = MISSING
-    micro_batch_size: int | None = MISSING
-    activation_checkpointing: bool = MISSING
+    channels_last: bool
+    num_threads: int | None
+    compile: str | None
+    cuda_graph: bool
+    optimizer_kernels: str | None
+    cudnn_benchmark: bool
+    expandable_segments: bool
+    micro_batch_size: int | None
+    activation_checkpointing: bool
 
 
 @dataclass(kw_only=True)
 class DataPathConfig:
     """Schema of ``data_path``: see ``autotune.training.data``."""
 
-    on_device: bool | None = MISSING
-    num_workers: int = MISSING
-    prefetch_batches: int = MISSING
+    on_device: bool | None
+    num_workers: int
+    prefetch_batches: int
 
 
 @dataclass(kw_only=True)
 class SearchConfig:
     """Schema of ``search``."""
 
-    sampler: dict[str, Any] = MISSING
-    num_trials: int | None = MISSING
-    time_budget_seconds: float | None = MISSING
-    max_concurrent_trials: int | None = MISSING
-    trial_deadline_seconds: float | None = MISSING
-    max_errors_in_a_row: int = MISSING
-    max_retries: int = MISSING
-    max_retakes: int = MISSING
-    stop_when_not_worth: bool = MISSING
-    expected_trainings: int | None = MISSING
-    repeats: bool = MISSING
-    storage: str | None = MISSING
+    sampler: dict[str, Any]
+    num_trials: int | None
+    time_budget_seconds: float | None
+    max_concurrent_trials: int | None
+    trial_deadline_seconds: float | None
+    max_errors_in_a_row: int
+    max_retries: int
+    max_retakes: int
+    stop_when_not_worth: bool
+    expected_trainings: int | None
+    repeats: bool
+    storage: str | None
 
 
 @dataclass(kw_only=True)
 class ClusterConfig:
     """Schema of ``cluster``."""
 
-    address: str | None = MISSING
-    cpus_per_worker: int | None = MISSING
-    num_cpus: int | None = MISSING
-    num_gpus: int | None = MISSING
-    accelerator_type: str | None = MISSING
-    placement: str = MISSING
-    connect_timeout_seconds: float = MISSING
-    price_per_hour: dict[str, float] | None = MISSING
-    currency: str = MISSING
+    address: str | None
+    cpus_per_worker: int | None
+    num_cpus: int | None
+    num_gpus: int | None
+    accelerator_type: str | None
+    placement: str
+    connect_timeout_seconds: float
+    price_per_hour: dict[str, float] | None
+    currency: str
 
     @property
     def is_local(self) -> bool:
@@ -103,93 +90,28 @@ class ClusterConfig:
 class ConfirmConfig:
     """Schema of ``confirm``."""
 
-    num_candidates: int = MISSING
-    num_seeds: int | None = MISSING
-    max_runs: int = MISSING
-    budget_fraction: float | None = MISSING
-    min_reach_rate: float = MISSING
+    num_candidates: int
+    num_seeds: int | None
+    max_runs: int
+    budget_fraction: float | None
+    min_reach_rate: float
 
 
 @dataclass(kw_only=True)
 class CheckpointConfig:
     """Schema of ``checkpoint``."""
 
-    folder: str | None = MISSING
+    folder: str | None
 
 
 @dataclass(kw_only=True)
 class StudyConfig:
     """Schema of ``study``."""
 
-    name: str | None = MISSING
-    seed: int = MISSING
-    folder: str = MISSING
+    name: str | None
+    seed: int
+    folder: str
 
-
-@dataclass(kw_only=True)
-class Config:
-    """Schema of the whole configuration."""
-
-    model: dict[str, Any] = MISSING
-    data: dict[str, Any] = MISSING
-    loss: dict[str, Any] = MISSING
-    metric: dict[str, Any] = MISSING
-    optimizer: dict[str, Any] = MISSING
-    lr_schedule: dict[str, Any] = MISSING
-    averaging: dict[str, Any] = MISSING
-    augmentation: dict[str, Any] = MISSING
-    views: dict[str, Any] = MISSING
-    technique: dict[str, Any] = MISSING
-    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
-    parallelism: dict[str, Any] = MISSING
-    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
-    data_path: DataPathConfig = field(default_factory=DataPathConfig)
-    batch_size: int = MISSING
-    epochs: float = MISSING
-    max_grad_norm: float | None = MISSING
-    device: str = MISSING
-    seed: int = MISSING
-    evaluate_every_samples: int | None = MISSING
-    evaluation_batch_size: int | None = MISSING
-    training: dict[str, Any] | None = MISSING
-    target: TargetConfig = field(default_factory=TargetConfig)
-
-    search_space: list[Any] = MISSING
-    warm_start: list[str] = MISSING
-    search: SearchConfig = field(default_factory=SearchConfig)
-    stopping: dict[str, Any] = MISSING
-    objective: dict[str, Any] = MISSING
-    cluster: ClusterConfig = field(default_factory=ClusterConfig)
-    tracking: dict[str, Any] = MISSING
-    confirm: ConfirmConfig = field(default_factory=ConfirmConfig)
-    study: StudyConfig = field(default_factory=StudyConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    allowed_targets: list[str] = MISSING
-    dry_run: bool = MISSING
-
-
-STUDY_KEYS = frozenset(
-    {
-        "search_space",
-        "search",
-        "stopping",
-        "objective",
-        "cluster",
-        "tracking",
-        "confirm",
-        "study",
-        "checkpoint",
-        "allowed_targets",
-        "warm_start",
-        "dry_run",
-        "experiment",
-    }
-)
-"""Top-level keys that say how a study is run: never part of a trial, never searchable."""
-
-FIXED_KEYS = STUDY_KEYS | {"seed", "target", "evaluate_every_samples"}
-"""Top-level keys that are the same for all trials of a study, or set for each by the study
-itself: never searchable."""
 
 _WHOLE_NUMBERS = {
     "batch_size": 1,
@@ -220,7 +142,7 @@ _CHOICES: Mapping[str, tuple[str | None, ...]] = {
 """Values of each key that names one of a few things."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class TrialConfig:
     """Configuration of one training: resolved plain data.
 
@@ -229,18 +151,18 @@ class TrialConfig:
             give.
     """
 
-    model: Mapping[str, Any]
-    data: Mapping[str, Any]
-    loss: Mapping[str, Any]
-    metric: Mapping[str, Any]
-    optimizer: Mapping[str, Any]
-    lr_schedule: Mapping[str, Any]
-    averaging: Mapping[str, Any]
-    augmentation: Mapping[str, Any]
-    views: Mapping[str, Any]
-    technique: Mapping[str, Any]
+    model: dict[str, Any]
+    data: dict[str, Any]
+    loss: dict[str, Any]
+    metric: dict[str, Any]
+    optimizer: dict[str, Any]
+    lr_schedule: dict[str, Any]
+    averaging: dict[str, Any]
+    augmentation: dict[str, Any]
+    views: dict[str, Any]
+    technique: dict[str, Any]
     precision: PrecisionConfig
-    parallelism: Mapping[str, Any]
+    parallelism: dict[str, Any]
     runtime: RuntimeConfig
     data_path: DataPathConfig
     batch_size: int
@@ -252,10 +174,10 @@ class TrialConfig:
     seed: int
     evaluate_every_samples: int | None
     """Training samples between two evaluations; None for the size of the training split."""
-    training: Mapping[str, Any] | None
+    training: dict[str, Any] | None
     """Node of the user's own training function; None for autotune's loop."""
     target: Target
-    allowed_targets: tuple[str, ...]
+    allowed_targets: list[str]
     """Packages that ``_target_`` may name besides autotune's own list."""
     max_grad_norm: float | None = None
     """Limit of the Euclidean norm of all gradients together, to which larger ones are scaled
@@ -349,24 +271,49 @@ class TrialConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """The training's configuration as plain nested data, for YAML."""
-        return {**asdict(self), "allowed_targets": list(self.allowed_targets)}
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Make a training's configuration from a whole resolved one, or from the result of
-        ``as_dict``.
-        """
-        known: dict[str, Any] = {
-            name: values[name] for name in cls.__dataclass_fields__ if name in values
-        }
-        for name, make in (
-            ("precision", PrecisionConfig),
-            ("runtime", RuntimeConfig),
-            ("data_path", DataPathConfig),
-            ("target", Target),
-        ):
-            known[name] = make(**known[name])
-        return cls(**{**known, "allowed_targets": tuple(known["allowed_targets"])})
+        """Make a configuration from a whole resolved one, or from the result of ``as_dict``."""
+        made: dict[str, Any] = {}
+        for field in fields(cls):
+            if field.name in values:
+                value, kind = values[field.name], field.type
+                made[field.name] = (
+                    kind(**value) if isinstance(kind, type) and is_dataclass(kind) else value
+                )
+        return cls(**made)
+
+
+@dataclass(kw_only=True)
+class Config(TrialConfig):
+    """The whole configuration: that of a training, and how a study is run."""
+
+    search_space: list[Any]
+    warm_start: list[str]
+    search: SearchConfig
+    stopping: dict[str, Any]
+    objective: dict[str, Any]
+    cluster: ClusterConfig
+    tracking: dict[str, Any]
+    confirm: ConfirmConfig
+    study: StudyConfig
+    checkpoint: CheckpointConfig
+    dry_run: bool
+
+
+STUDY_KEYS = {field.name for field in fields(Config)} - {
+    field.name for field in fields(TrialConfig)
+} | {
+    "allowed_targets",
+    "experiment",
+}
+"""Top-level keys that say how a study is run: never part of a trial, never searchable."""
+
+FIXED_KEYS = STUDY_KEYS | {"seed", "target", "evaluate_every_samples"}
+"""Top-level keys that are the same for all trials of a study, or set for each by the study
+itself: never searchable."""
 
 
 def _check_limits(key: str, limits: Any) -> None:

@@ -10,7 +10,7 @@ argument, like torch's optimizers.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -266,7 +266,7 @@ def kernel_arguments(config: TrialConfig, factory: "partial[Any]") -> dict[str, 
     return wanted
 
 
-def make_part(node: Mapping[str, Any], allowed: tuple[str, ...], where: str, **offered: Any) -> Any:
+def make_part(node: Mapping[str, Any], allowed: Sequence[str], where: str, **offered: Any) -> Any:
     """Make a component from its configuration node: an object if the target is a class, else a
     partial with the node's values bound.
 

@@ -328,7 +328,7 @@ def test_the_command_line_lets_a_package_in() -> None:
     composed = Composer(
         ["model._target_=my_package.Net", "allowed_targets=my_package", "allowed_targets=[other]"]
     ).compose()
-    assert composed.trial.allowed_targets == ("my_package", "other")
+    assert composed.trial.allowed_targets == ["my_package", "other"]
 
 
 # Printing and taking apart.
