@@ -316,6 +316,7 @@ def _display(plan: StudyPlan, policy: Scheduler, console: Console) -> StudyDispl
     return StudyDisplay(
         title=f"{plan.experiment} · study {plan.name}",
         target=plan.trial.target,
+        objective=plan.objective,
         num_trials=plan.config.search.num_trials,
         time_budget_seconds=_seconds_left(plan, policy),
         outcomes=Counter(result.outcome for result in policy.results.values()),
@@ -328,5 +329,4 @@ def _display(plan: StudyPlan, policy: Scheduler, console: Console) -> StudyDispl
         },
         console=console,
         best=(best, scores[best]) if best is not None else None,
-        scale=plan.score_format,
     )

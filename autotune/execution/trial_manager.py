@@ -21,7 +21,6 @@ from autotune.execution.task import (
     NOT_ENDED,
     TrialTask,
     WorkerReport,
-    is_lost,
     report_of_end,
     warn_of_worker,
     warn_once,
@@ -63,15 +62,8 @@ class Listener(Protocol):
         """
         ...
 
-    def trial_lost(self, trial: int, why: str) -> None:
-        """Called when a trial was lost with its machine, or its process was killed.
-
-        A new trial of the same point follows.
-        """
-        ...
-
-    def trial_contended(self, trial: int, why: str) -> None:
-        """Called when a trial is discarded since something else on the machine spoilt its times.
+    def trial_withdrawn(self, result: TrialResult) -> None:
+        """Called when a trial is LOST or CONTENDED, which its error explains, and is no result.
 
         A new trial of the same point follows.
         """
@@ -463,14 +455,11 @@ class TrialManager:
                 return False
             logger.info("%s: %s; its configuration is tried again", name, result.error)
         outcome, error = (Outcome.CONTENDED, why) if is_retaken else (Outcome.LOST, result.error)
-        self.tracker.finish(managed.tracked, replace(result, outcome=outcome, error=error), None)
+        withdrawn = replace(result, outcome=outcome, error=error)
+        self.tracker.finish(managed.tracked, withdrawn, None)
         shutil.rmtree(self.state_folder(result.trial), ignore_errors=True)
-        lost = "with its machine" if is_lost(result.error or "") else result.error_line
         for listener in self.listeners:
-            if is_retaken:
-                listener.trial_contended(result.trial, why or "")
-            else:
-                listener.trial_lost(result.trial, lost)
+            listener.trial_withdrawn(withdrawn)
         return True
 
 

@@ -52,7 +52,7 @@ class ConcludedStudy:
     def scale(self) -> ScoreFormat:
         """The format of the study's scores."""
         objective = self.summary.get("objective") or {"quantity": "time to target", "unit": "s"}
-        return ScoreFormat(quantity=objective["quantity"], unit=objective["unit"], lower_bound=None)
+        return ScoreFormat(quantity=objective["quantity"], unit=objective["unit"])
 
     @cached_property
     def reached(self) -> pd.DataFrame:

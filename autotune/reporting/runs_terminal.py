@@ -19,7 +19,12 @@ from autotune.reporting.scores import (
     format_seconds,
     measured_ratio,
 )
-from autotune.reporting.terminal import format_metric, print_line, printable
+from autotune.reporting.terminal import (
+    format_metric,
+    print_line,
+    printable,
+    words_of_result,
+)
 
 
 class RunsDisplay:
@@ -57,21 +62,18 @@ class RunsDisplay:
     def ended(self, label: str, num_runs: int, result: TrialResult, score: RunScore) -> None:
         """Print the line of a run that ended, out of ``num_runs``."""
         self._num_ended += 1
-        last, nothing = result.last, "no time" if self._scale.is_time else "no score"
+        last, seconds = result.last, step_seconds(result)
         parts = [
             f"{self._noun} {self._num_ended} of {num_runs}",
             label,
-            str(result.outcome),
-            nothing if score.score is None else self._scale.format(score.score),
+            *words_of_result(result, score.score, self._target, self._scale),
+            last and f"{last.step} steps",
+            seconds and f"{format_step(seconds)} a step",
+            result.error_line,
+            result.contention,
         ]
-        if last is not None:
-            parts.append(f"{last.step} steps")
-            if (seconds := step_seconds(result)) is not None:
-                parts.append(f"{format_step(seconds)} a step")
-            parts.append(f"{self._target.metric} {format_metric(last.metric)}")
-        parts += [remark for remark in (result.error_line, result.contention) if remark]
         style = "" if last is not None else result.outcome.traits.terminal_style
-        self.note("  ".join(parts), style)
+        self.note("  ".join(part for part in parts if part), style)
 
     def note(self, line: str, style: str = "") -> None:
         """Print a line of text."""

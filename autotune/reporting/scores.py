@@ -6,11 +6,11 @@ importing a plotting library.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.confirm.statistics import Claim, Ratio, RunScore, expected_score, reach_rate_interval
-from autotune.measurement import Evaluation, TrialResult
+from autotune.measurement import TrialResult
 from autotune.objective import BoundedObjective, Objective
 from autotune.outcome import Outcome
 
@@ -22,9 +22,6 @@ class ScoreFormat:
     quantity: str
     unit: str
     """The unit of scores; empty if they have none."""
-    lower_bound: Callable[[Evaluation], float] | None
-    """What a trial had spent at an evaluation, in ``unit``, as a lower bound on its score; None
-    if the objective has no such bound."""
 
     @property
     def is_time(self) -> bool:
@@ -46,16 +43,6 @@ class ScoreFormat:
         """The description as the label of an axis, with a capital first letter."""
         return self.description[:1].upper() + self.description[1:]
 
-    def spent(self, result: TrialResult) -> float | None:
-        """Lower bound on the score of a trial that fell short of the target.
-
-        None if there is no finite one.
-        """
-        if result.last is None or self.lower_bound is None:
-            return None
-        bound = self.lower_bound(result.last)
-        return bound if math.isfinite(bound) else None
-
     def format(self, score: float) -> str:
         """A score with its unit for display, such as ``12.3 s``, ``1,230 J`` or ``0.0123 USD``."""
         if self.is_time:
@@ -66,9 +53,7 @@ class ScoreFormat:
         return f"{number} {self.unit}".rstrip()
 
 
-SECONDS = ScoreFormat(
-    quantity="time to target", unit="s", lower_bound=lambda evaluation: evaluation.warm_seconds
-)
+SECONDS = ScoreFormat(quantity="time to target", unit="s")
 """The format for time to target in seconds of prepare and train, used if no objective is known."""
 
 
@@ -78,9 +63,7 @@ def score_format_of(objective: Objective) -> ScoreFormat:
     The quantity is called "score" if the objective does not name one.
     """
     return ScoreFormat(
-        quantity=getattr(objective, "quantity", "score"),
-        unit=getattr(objective, "unit", ""),
-        lower_bound=objective.lower_bound if isinstance(objective, BoundedObjective) else None,
+        quantity=getattr(objective, "quantity", "score"), unit=getattr(objective, "unit", "")
     )
 
 

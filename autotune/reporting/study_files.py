@@ -318,13 +318,9 @@ class StudyTables:
         """Write that a trial is paused, and may be resumed later."""
         self._end(trial, PAUSED)
 
-    def trial_lost(self, trial: int, why: str) -> None:
-        """Write that a trial was lost with its machine, or that its process was killed."""
-        self._end(trial, Outcome.LOST)
-
-    def trial_contended(self, trial: int, why: str) -> None:
-        """Write that a trial is discarded since other programs spoilt its times."""
-        self._end(trial, Outcome.CONTENDED)
+    def trial_withdrawn(self, result: TrialResult) -> None:
+        """Write that a trial is no result, and that its configuration is tried again."""
+        self._end(result.trial, result.outcome)
 
     def trial_finished(self, result: TrialResult, score: float | None) -> None:
         """Write the rows of a trial that ended."""

@@ -23,9 +23,9 @@ from rich.text import Text
 
 from autotune.confirm.statistics import Ratio
 from autotune.measurement import OUTPUT_AT, Evaluation, Target, TrialResult
+from autotune.objective import Objective
 from autotune.outcome import Outcome
 from autotune.reporting.scores import (
-    SECONDS,
     ConfigurationScores,
     ScoreFormat,
     counted,
@@ -33,6 +33,8 @@ from autotune.reporting.scores import (
     describe_reached,
     describe_scores,
     format_seconds,
+    run_score,
+    score_format_of,
 )
 
 
@@ -43,7 +45,7 @@ class StudyDisplay:
         outcomes: number of trials that earlier processes ended, by outcome.
         paused: trials that earlier processes paused: for each its overrides and its last
             evaluation.
-        best: number and score, in the unit of ``scale``, of the best of the earlier trials.
+        best: number and score of the best of the earlier trials.
 
     The methods are called from one thread; the live table is redrawn from another one.
     """
@@ -53,18 +55,19 @@ class StudyDisplay:
         *,
         title: str,
         target: Target,
+        objective: Objective,
         num_trials: int | None,
         time_budget_seconds: float | None,
         outcomes: Mapping[Outcome, int] = MappingProxyType({}),
         paused: Mapping[int, tuple[Sequence[str], Evaluation | None]] = MappingProxyType({}),
         console: Console | None = None,
         best: tuple[int, float] | None = None,
-        scale: ScoreFormat = SECONDS,
     ) -> None:
         self._title, self._target, self._num_trials = title, target, num_trials
+        self._objective, self._scale = objective, score_format_of(objective)
         self._seconds = time_budget_seconds
         self._console = console or Console()
-        self._best, self._scale = best, scale
+        self._best = best
         self._running: dict[int, tuple[Sequence[str], Evaluation | None]] = {}
         self._paused = dict(paused)
         self._outcomes = Counter(outcomes)
@@ -110,19 +113,15 @@ class StudyDisplay:
         if trial in self._running:
             self._paused[trial] = self._running.pop(trial)
 
-    def trial_lost(self, trial: int, why: str) -> None:
-        """Note that a trial was lost with its machine, or its process killed, and that its
-        configuration is tried again.
-        """
-        self._forget(trial)
-        self.note(f"trial {trial}  LOST {why}; its configuration is tried again")
-
-    def trial_contended(self, trial: int, why: str) -> None:
-        """Note that other programs spoilt a trial's times, and that its configuration is tried
-        again.
-        """
-        self._forget(trial)
-        self._spoilt(f"trial {trial}  CONTENDED: {why}; its configuration is tried again")
+    def trial_withdrawn(self, result: TrialResult) -> None:
+        """Note that a trial is no result, and that its configuration is tried again."""
+        self._forget(result.trial)
+        why = f"{result.outcome}: {result.error_line}"
+        line = f"trial {result.trial}  {why}; its configuration is tried again"
+        if result.outcome is Outcome.CONTENDED:
+            self._spoilt(line)
+        else:
+            self.note(line)
 
     def trial_finished(self, result: TrialResult, score: float | None) -> None:
         """Count a trial that ended and print its line.
@@ -156,14 +155,10 @@ class StudyDisplay:
             self.note(line)
 
     def _line(self, result: TrialResult, score: float | None) -> str:
-        spent = score if score is not None else self._scale.spent(result)
-        metric = "none" if result.last is None else format_metric(result.last.metric)
-        nothing = "no time" if self._scale.is_time else "no score"
+        spent = run_score(result, self._objective).score if score is None else score
         parts = [
             f"trial {result.trial}",
-            str(result.outcome),
-            nothing if spent is None else self._scale.format(spent),
-            f"{self._target.metric} {metric}",
+            *words_of_result(result, spent, self._target, self._scale),
             self._best_so_far,
             result.error_line,
             result.output_path and f"{OUTPUT_AT}{result.output_path}",
@@ -222,6 +217,17 @@ class StudyDisplay:
             Text(f"{self._best_so_far} · {self._num_done}{self._time_left}"),
         ]
         return Group(head, table, *filter(None, lines))
+
+
+def words_of_result(
+    result: TrialResult, score: float | None, target: Target, scale: ScoreFormat
+) -> list[str]:
+    """How a training ended: its outcome, its score or what it spent, and its last metric."""
+    nothing = "no time" if scale.is_time else "no score"
+    words = [str(result.outcome), nothing if score is None else scale.format(score)]
+    if result.last is not None:
+        words.append(f"{target.metric} {format_metric(result.last.metric)}")
+    return words
 
 
 def print_line(console: Console, line: str, style: str = "") -> None:

@@ -14,7 +14,6 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 # Short timeouts, since failed writes are tried again, no telemetry and less output. MLflow reads

@@ -163,7 +163,7 @@ def test_a_point_whose_process_was_killed_from_outside_is_tried_again_first(
         assert begin(trials, str(number)).config.batch_size == 64, "the same point"
         trials.died(str(number), reason)
     assert (only(policy).trial, only(policy).outcome) == (num_tries - 1, outcome)
-    assert heard.lost == [(number, reason) for number in range(num_tries - 1)]
+    assert heard.withdrawn == [(trial, Outcome.LOST, reason) for trial in range(num_tries - 1)]
     assert policy.error is None
 
 
@@ -191,14 +191,10 @@ class Heard:
     """A listener that keeps which trials were taken again, and why."""
 
     def __init__(self) -> None:
-        self.contended: list[tuple[int, str]] = []
-        self.lost: list[tuple[int, str]] = []
+        self.withdrawn: list[tuple[int, Outcome, str | None]] = []
 
-    def trial_contended(self, trial: int, why: str) -> None:
-        self.contended.append((trial, why))
-
-    def trial_lost(self, trial: int, why: str) -> None:
-        self.lost.append((trial, why))
+    def trial_withdrawn(self, result: TrialResult) -> None:
+        self.withdrawn.append((result.trial, result.outcome, result.error))
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *arguments: None
@@ -214,8 +210,8 @@ def test_a_trial_whose_times_are_spoilt_is_taken_again_at_most_twice_and_marked(
         task = begin(trials, key)
         assert task.config.batch_size == 64, "the same point"
         assert trials.reported(key, report(Outcome.REACHED, contention=_HOGGED)) is Decision.STOP
-    assert [number for number, _ in heard.contended] == [0, 1]
-    assert "other programs" in heard.contended[0][1]
+    assert [each[:2] for each in heard.withdrawn] == [(n, Outcome.CONTENDED) for n in (0, 1)]
+    assert "other programs" in str(heard.withdrawn[0][2])
     kept = only(policy)
     assert (kept.trial, kept.outcome) == (2, Outcome.REACHED)
     assert kept.contention == _HOGGED.reason

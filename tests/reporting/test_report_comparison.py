@@ -220,8 +220,8 @@ def test_a_display_has_a_line_for_each_run_that_ended() -> None:
         shown.ended("baseline (claim)", 8, run(4.0), RunScore(4.0, reached=True))
         shown.ended("trial 5 (claim)", 8, CRASHED, RunScore(None, reached=False))
     assert file.getvalue().splitlines() == [
-        "confirmation run 4 of 8  baseline (claim)  REACHED  4.00 s  100 steps  40 ms a step"
-        "  accuracy 0.95",
+        "confirmation run 4 of 8  baseline (claim)  REACHED  4.00 s  accuracy 0.95  100 steps"
+        "  40 ms a step",
         "confirmation run 5 of 8  trial 5 (claim)  ERRORED  no time  boom",
     ]
 

@@ -11,12 +11,14 @@ from rich.console import Console
 
 from autotune.confirm.statistics import Ratio, RunScore
 from autotune.measurement import Target, TrialResult
+from autotune.objective import AmortisedTime
 from autotune.outcome import Outcome
 from autotune.reporting.scores import ConfigurationScores
 from autotune.reporting.terminal import StudyDisplay, print_summary, shorten_overrides, verdict_rows
 from tests.support.records import make_evaluation, make_result
 
 TARGET = Target(metric="accuracy", value=0.94, mode="max", max_train_seconds=60)
+TIME = AmortisedTime(num_trainings=10_000)
 EVALUATION = make_evaluation(
     12.0,
     step=10,
@@ -52,6 +54,7 @@ def display(console: Console) -> StudyDisplay:
     return StudyDisplay(
         title="cnn · study cnn-1",
         target=TARGET,
+        objective=TIME,
         num_trials=10,
         time_budget_seconds=3600,
         console=console,
@@ -107,10 +110,7 @@ def test_a_log_has_one_plain_line_for_each_event() -> None:
         ),
         "trial 0  REACHED  12.3 s  accuracy 0.9123  best 12.3 s (trial 0)",
         "trial 1  CAPPED  12.5 s  accuracy 0.9123  best 12.3 s (trial 0)",
-        (
-            "trial 2  OUT_OF_MEMORY  no time  accuracy none  best 12.3 s (trial 0)  out of memory "
-            " [1m[4 GiB]"
-        ),
+        ("trial 2  OUT_OF_MEMORY  no time  best 12.3 s (trial 0)  out of memory  [1m[4 GiB]"),
         "[bold]kept[/bold] as it is: " + "long " * 29 + "long",
     ]
     assert all(character.isprintable() or character == "\n" for character in text)
@@ -120,7 +120,9 @@ def test_a_busy_machine_does_not_fill_the_screen() -> None:
     file = StringIO()
     with display(Console(file=file, width=40, force_terminal=False)) as shown:
         for trial in range(5):
-            shown.trial_contended(trial, "it waited")
+            shown.trial_withdrawn(
+                finished(trial, Outcome.CONTENDED, evaluated=False, error="it waited")
+            )
         shown.trial_finished(replace(finished(5, Outcome.REACHED), contention="it waited"), 12.34)
     lines = [
         line
@@ -145,6 +147,7 @@ def test_a_terminal_shows_running_trials_and_those_of_earlier_processes(
     with StudyDisplay(
         title="t",
         target=TARGET,
+        objective=TIME,
         num_trials=10,
         time_budget_seconds=None,
         outcomes={Outcome.CAPPED: 4, Outcome.REACHED: 1},

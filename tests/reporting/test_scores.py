@@ -16,6 +16,7 @@ from autotune.reporting.scores import (
     describe_reached,
     describe_scores,
     format_seconds,
+    run_score,
     score_format_of,
 )
 from autotune.reporting.study_files import scores_json
@@ -56,9 +57,8 @@ def test_a_score_is_told_in_its_objectives_unit(
 
 
 def test_a_trial_that_fell_short_is_told_at_what_it_spent_in_the_same_unit() -> None:
-    assert MONEY.spent(ended(Outcome.CAPPED)) == pytest.approx(0.02)
-    assert SECONDS.spent(ended(Outcome.CAPPED)) == 10.0
-    assert score_format_of(FinalLoss()).spent(ended(Outcome.CAPPED)) is None
+    assert run_score(ended(Outcome.CAPPED), COST) == RunScore(pytest.approx(0.02), reached=False)
+    assert run_score(ended(Outcome.CAPPED), FinalLoss()).score is None
 
 
 def test_axes_and_files_name_quantity_and_unit() -> None:
