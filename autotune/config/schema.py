@@ -131,7 +131,7 @@ _MAY_BE_NULL = (
     "runtime.micro_batch_size",
 )
 _CHOICES: Mapping[str, tuple[str | None, ...]] = {
-    "device": ("auto", "cpu", "cuda", "mps", "xpu"),
+    "device": ("auto", "cpu", "cuda"),
     "target.mode": ("max", "min"),
     "precision.autocast_dtype": (None, "bfloat16", "float16"),
     "precision.weights_dtype": ("float32", "bfloat16", "float16"),
@@ -227,11 +227,6 @@ class TrialConfig:
                 self.num_workers > 1 and self.training is not None,
                 f"parallelism.num_workers: found {self.num_workers}; a training function of your"
                 " own has one worker",
-            ),
-            (
-                self.num_workers > 1 and self.device in ("mps", "xpu"),
-                f"parallelism.num_workers: found {self.num_workers}; device={self.device} trains"
-                " with one worker",
             ),
             (
                 precision.autocast_dtype is not None and precision.weights_dtype != "float32",

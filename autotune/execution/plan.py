@@ -267,8 +267,7 @@ def resources_of(
 ) -> tuple[int, int]:
     """Numbers of CPUs and GPUs that one training takes: whole GPUs, since the training is timed."""
     num_workers = config.num_workers
-    # Ray counts Intel's GPUs, too
-    num_gpus = num_workers if uses_cuda(config, capabilities) or config.device == "xpu" else 0
+    num_gpus = num_workers if uses_cuda(config, capabilities) else 0
     return num_workers * cpus_per_worker(config, cluster, capabilities), num_gpus
 
 
@@ -282,12 +281,10 @@ def unsuitable(
     reason = unsupported(config, capabilities)
     if reason is not None or not cluster.is_local:
         return reason
-    num_gpus = (
-        capabilities.other_devices.get("xpu", 0)
-        if config.device == "xpu"
-        else capabilities.num_gpus
+    limits = (
+        (cluster.num_cpus, capabilities.num_cpus),
+        (cluster.num_gpus, capabilities.num_gpus),
     )
-    limits = (cluster.num_cpus, capabilities.num_cpus), (cluster.num_gpus, num_gpus)
     cpus, gpus = (found if limit is None else limit for limit, found in limits)
     shortage = ClusterSize(((cpus, gpus),)).shortage(
         config.num_workers, *resources_of(config, cluster, capabilities), cluster.placement
@@ -412,7 +409,6 @@ def describe_plan(plan: StudyPlan) -> list[str]:
         if confirm.budget_fraction is not None:
             race += f", within {confirm.budget_fraction:g} of the search's training time"
     cpus, gpus = plan.resources(plan.trial)
-    num_gpus = have.other_devices.get(plan.trial.device, have.num_gpus)
     baseline = plan.baseline and " ".join(plan.baseline.as_overrides())
     width = max(len(name) for name, _, _ in plan.space.items())
     return [
@@ -433,8 +429,8 @@ def describe_plan(plan: StudyPlan) -> list[str]:
         f"baseline  {baseline or 'as the experiment states it (outside the space)'}",
         f"budget    {', '.join(limits)}; to confirm, {race}",
         *(f"device    {line}" for line in device_lines(plan.trial, have)),
-        f"resources {cpus} CPU and {gpus} GPU a trial, of {have.num_cpus} CPU and {num_gpus} GPU"
-        f" ({have.device_name}){f', on machines with {kind} only' if kind else ''}",
+        f"resources {cpus} CPU and {gpus} GPU a trial, of {have.num_cpus} CPU and"
+        f" {have.num_gpus} GPU ({have.device_name}){f', on machines with {kind} only' if kind else ''}",
     ]
 
 

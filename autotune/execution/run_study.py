@@ -172,8 +172,7 @@ def _search(live: LiveStudy, size: ClusterSize) -> None:
         live.connection.size_now,
         num_cpus=num_cpus,
         num_gpus=num_gpus,
-        # Apple's GPU is one, and Ray counts none
-        most=1 if plan.trial.device == "mps" else plan.config.search.max_concurrent_trials,
+        most=plan.config.search.max_concurrent_trials,
         can_grow=plan.may_grow,
     )
 

@@ -41,9 +41,6 @@ class Capabilities:
     energy can be read."""
     gpu_kinds: tuple[str, ...] = ()
     """Names of all kinds of GPU; empty if there is one kind at most."""
-    other_devices: Mapping[str, int] = field(default_factory=dict)
-    """Number of devices that are used only where they are asked for, by type: ``mps`` (Apple) or
-    ``xpu`` (Intel)."""
     no_gpu_reason: str | None = None
     """Why torch sees none of the GPUs that this machine seems to have, in words; None if it
     seems to have none."""
@@ -56,17 +53,12 @@ class Capabilities:
     def device_of(self, config: TrialConfig) -> Device:
         """The device that each worker of a training has on this machine."""
         is_gpu = uses_cuda(config, self)
-        kind = config.device if config.device in OTHER_DEVICES else "cuda" if is_gpu else "cpu"
         return Device(
-            kind=self.gpu_name if is_gpu else kind,
+            kind=self.gpu_name if is_gpu else "cpu",
             where=self.host,
-            energy_fault=self.energy_faults.get(kind),
+            energy_fault=self.energy_faults.get("cuda" if is_gpu else "cpu"),
         )
 
-
-OTHER_DEVICES = {"mps": "Apple's GPU", "xpu": "Intel's GPU"}
-"""Device types of ``torch.accelerator`` that a training may ask for and ``device=auto`` does not
-take, with what they are."""
 
 _MIN_COMPUTE_CAPABILITY = {"float8": (8, 9), "bfloat16": (8, 0), "TensorFloat-32": (8, 0)}
 """Least CUDA compute capability of a GPU whose tensor cores support a number format, by the
@@ -89,20 +81,11 @@ def together(machines: Sequence[Capabilities]) -> Capabilities:
 
 def describe_device(config: TrialConfig, capabilities: Capabilities) -> str:
     """The device that a training runs on, in words, and why it is no better one."""
-    if config.device in OTHER_DEVICES:
-        return f"{OTHER_DEVICES[config.device]} ({config.device})"
     if uses_cuda(config, capabilities):
         return capabilities.gpu_name or "a GPU"
-    others = [
-        f"{name} is used with device={kind} only"
-        for kind, name in OTHER_DEVICES.items()
-        if kind in capabilities.other_devices
-    ]
-    unused = (
-        "device=cpu leaves the GPU idle" if capabilities.num_gpus else capabilities.no_gpu_reason
-    )
-    reasons = [*([unused] if unused else []), *others] or ["torch sees no GPU"]
-    return f"the CPU: {'; '.join(reasons)}"
+    if capabilities.num_gpus:
+        return "the CPU: device=cpu leaves the GPU idle"
+    return f"the CPU: {capabilities.no_gpu_reason or 'torch sees no GPU'}"
 
 
 def several_kinds(config: TrialConfig, capabilities: Capabilities) -> str | None:
@@ -126,13 +109,11 @@ def unsupported(config: TrialConfig, capabilities: Capabilities) -> str | None:
 
 def _obstacles(config: TrialConfig, capabilities: Capabilities) -> Iterator[str]:
     """What a training asks for that this machine does not have, in words."""
-    runtime, precision, device = config.runtime, config.precision, config.device
-    if device == "cuda" and capabilities.num_gpus == 0:
+    runtime, precision = config.runtime, config.precision
+    if config.device == "cuda" and capabilities.num_gpus == 0:
         reason = capabilities.no_gpu_reason
         seen = "there is none" if reason is None else f"torch sees none: {reason}"
         yield f"device=cuda needs a GPU, and {seen}"
-    if device in OTHER_DEVICES and device not in capabilities.other_devices:
-        yield f"device={device} needs {OTHER_DEVICES[device]}, and torch sees none"
     uses_gpu = uses_cuda(config, capabilities)
     available = {"CPUs": capabilities.num_cpus}
     if uses_gpu:
@@ -163,7 +144,6 @@ def _obstacles(config: TrialConfig, capabilities: Capabilities) -> Iterator[str]
                 )
         return
     # these have no effect but with CUDA
-    where = f"with device={device}" if device in OTHER_DEVICES else "on the CPU"
     for setting, is_set in (
         ("parallelism.backend=nccl", config.parallelism.get("backend") == "nccl"),
         ("parallelism.compression=bf16", config.parallelism.get("compression") == "bf16"),
@@ -175,7 +155,7 @@ def _obstacles(config: TrialConfig, capabilities: Capabilities) -> Iterator[str]
         ("runtime.expandable_segments", runtime.expandable_segments),
     ):
         if is_set:
-            yield f"{setting} is for CUDA GPUs, and this training runs {where}"
+            yield f"{setting} is for CUDA GPUs, and this training runs on the CPU"
 
 
 def _is_plain_tf32(config: TrialConfig) -> bool:
@@ -294,33 +274,21 @@ def versions() -> dict[str, str | None]:
 
 @cache  # called for every trial
 def torch_build() -> Mapping[str, str]:
-    """Versions of ``cuda``, ``hip`` (ROCm) and ``xpu`` that torch was built for, read without
-    importing it; empty for the CPU.
+    """Versions of ``cuda`` and ``hip`` (ROCm) that torch was built for, read without importing it;
+    empty for the CPU.
     """
     spec = find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return {}
     found = runpy.run_path(str(Path(spec.submodule_search_locations[0]) / "version.py"))
-    return {
-        name: str(found[name]) for name in ("cuda", "hip", "xpu") if found.get(name) is not None
-    }
+    return {name: str(found[name]) for name in ("cuda", "hip") if found.get(name) is not None}
 
 
 def visible_devices_variable() -> str:
     """Environment variable that limits a process to some of the GPUs of the vendor that torch was
     built for.
-
-    Intel's is the driver's mask, which takes bare ids as the others do; ONEAPI_DEVICE_SELECTOR
-    takes them behind a backend's name.
     """
-    build = torch_build()
-    return (
-        "HIP_VISIBLE_DEVICES"
-        if "hip" in build
-        else "ZE_AFFINITY_MASK"
-        if "xpu" in build
-        else "CUDA_VISIBLE_DEVICES"
-    )
+    return "HIP_VISIBLE_DEVICES" if "hip" in torch_build() else "CUDA_VISIBLE_DEVICES"
 
 
 def visible_devices(num_gpus: int) -> list[str]:

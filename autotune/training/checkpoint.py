@@ -275,11 +275,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
         "python": random.getstate(),
         "numpy": np.random.get_state(),
         "cpu": torch.get_rng_state(),
-        **(
-            {}
-            if device.type == "cpu"
-            else {device.type: torch.get_device_module(device).get_rng_state(device)}
-        ),
+        **({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}),
     }
 
 
@@ -288,8 +284,8 @@ def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["cpu"])
-    if device.type != "cpu" and (on_device := state.get(device.type)) is not None:
-        torch.get_device_module(device).set_rng_state(on_device, device)
+    if device.type == "cuda" and (on_device := state.get("cuda")) is not None:
+        torch.cuda.set_rng_state(on_device, device)
 
 
 class TrainingCheckpoint(Checkpoint):

@@ -1,10 +1,6 @@
 """The device that a training runs on: its selection, state and capabilities, and what disturbs it.
 
-What torch calls CUDA (NVIDIA's GPUs, and AMD's with ROCm) is taken by itself. Apple's GPU (``mps``)
-and Intel's (``xpu``) are used where they are asked for, by trainings of one process; none has been
-run on yet. XLA devices (TPUs) are left out: they are none of ``torch.accelerator``, and their
-operations are only recorded until the program marks a step, which the loop never does, so that a
-clock on the host would time no work.
+That is the CPU, or what torch calls CUDA: NVIDIA's GPUs, and AMD's with ROCm.
 """
 
 import errno
@@ -15,7 +11,6 @@ import platform
 import random
 import resource
 import shutil
-import sys
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
@@ -25,7 +20,6 @@ import torch
 
 from autotune.errors import ConfigError
 from autotune.training.capabilities import (
-    OTHER_DEVICES,
     Capabilities,
     num_available_cpus,
     together,
@@ -43,10 +37,6 @@ def local_capabilities() -> Capabilities:
         if torch.cuda.is_available()
         else []
     )
-    modules = {kind: torch.get_device_module(kind) for kind in OTHER_DEVICES}
-    others = {
-        kind: module.device_count() for kind, module in modules.items() if module.is_available()
-    }
     machine = Capabilities(
         num_cpus=num_available_cpus(),
         num_gpus=len(gpus),
@@ -59,10 +49,9 @@ def local_capabilities() -> Capabilities:
         host=platform.node(),
         energy_faults={
             kind: fault
-            for kind in ["cpu", *(["cuda"] if gpus else []), *others]
+            for kind in ("cpu", *(["cuda"] if gpus else []))
             if (fault := energy_fault(kind))
         },
-        other_devices=others,
         no_gpu_reason=None if gpus else no_gpu_reason(),
     )
     return together(
@@ -117,22 +106,15 @@ def pick_device(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name != "cpu" and not torch.get_device_module(name).is_available():
-        reason = no_gpu_reason() if name == "cuda" else None
-        why = (
-            "there is no GPU here"
-            if name == "cuda"
-            else f"torch sees no such device here ({OTHER_DEVICES[name]})"
-        )
-        raise ConfigError(
-            f"device: found {name}, and {f'torch sees no GPU: {reason}' if reason else why}; use"
-            " auto or cpu"
-        )
+    if name == "cuda" and not torch.cuda.is_available():
+        reason = no_gpu_reason()
+        why = "there is no GPU here" if reason is None else f"torch sees no GPU: {reason}"
+        raise ConfigError(f"device: found cuda, and {why}; use auto or cpu")
     return torch.device(name)
 
 
 def device_kind(device: torch.device) -> str:
-    """Kind of a device, by which prices are given: ``cpu``, ``mps``, ``xpu`` or the GPU's name."""
+    """Kind of a device, by which prices are given: ``cpu`` or the GPU's name."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
@@ -143,38 +125,23 @@ def synchronizer(device: torch.device) -> Callable[[], None]:
     """
     if device.type == "cpu":
         return lambda: None
-    return lambda: torch.accelerator.synchronize(device)
-
-
-def sum_dtype(device: torch.device) -> torch.dtype:
-    """The widest floating-point dtype that a device sums in; MPS has no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
+    return lambda: torch.cuda.synchronize(device)
 
 
 def peak_memory_bytes(device: torch.device) -> int:
     """Peak device memory in bytes since the last reset.
 
     On the CPU, the process's peak resident size.
-
-    MPS counts no peak: what its driver has given this process stands for it, which falls only where
-    the cache is emptied.
     """
-    if device.type == "mps":
-        return torch.mps.driver_allocated_memory()
-    if device.type != "cpu":
-        return torch.accelerator.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-        1 if sys.platform == "darwin" else 1024
-    )
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Begin to measure the device's peak memory anew.
-
-    The CPU's cannot be reset, and MPS has none.
-    """
-    if device.type not in ("cpu", "mps"):
-        torch.get_device_module(device).reset_peak_memory_stats(device)
+    """Begin to measure the device's peak memory anew; the CPU's cannot be reset."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def reset_device(device: torch.device) -> None:
@@ -191,8 +158,8 @@ def free_unused_memory(device: torch.device) -> None:
     """Free what nothing refers to, on the device and in the host's memory."""
     # reference cycles, such as Lightning's, hold the tensors of a training that has ended
     gc.collect()
-    if device.type != "cpu":
-        torch.get_device_module(device).empty_cache()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def free_memory_bytes(device: torch.device) -> int | None:

@@ -35,7 +35,7 @@ tables, Python's topics with texts."""
 _TASKS = Path("/proc/self/task")
 _GPU_FILES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd", "/dev/dri/renderD")
 """How the paths of device files begin that a process with a GPU's context holds: CUDA's, also in
-WSL, ROCm's and Level Zero's."""
+WSL, and ROCm's."""
 _CHECK_SECONDS = 0.25
 """Seconds between two calls of ``check``."""
 _END_SECONDS = 1.0

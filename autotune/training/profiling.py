@@ -28,7 +28,7 @@ from autotune.errors import ConfigError, ExecutionError
 from autotune.files import make_folder
 from autotune.measurement import PhaseClock
 from autotune.step_profile import BETWEEN, IDLE, PARTS, WAITING, OperatorTime, StepProfile
-from autotune.training.capabilities import OTHER_DEVICES, cpu_name
+from autotune.training.capabilities import cpu_name
 from autotune.training.data import fits_on, load_data
 from autotune.training.device import gpu_kind, peak_memory_bytes, pick_device, synchronizer
 from autotune.training.set_up import num_steps, set_up
@@ -126,13 +126,7 @@ def _device_of(config: TrialConfig) -> torch.device:
         )
     if config.num_workers > 1:
         raise ConfigError(f"parallelism.num_workers: found {config.num_workers}; a profile needs 1")
-    device = pick_device(config.device)
-    if device.type in OTHER_DEVICES:
-        raise ConfigError(
-            f"device: found {device.type}, which torch's profiler does not see; a profile needs"
-            " auto, cpu or cuda"
-        )
-    return device
+    return pick_device(config.device)
 
 
 def _waits(take_step: Callable[[], None]) -> tuple[str, ...]:

@@ -34,14 +34,13 @@ from autotune.training.device import (
     reset_device,
     reset_peak_memory,
     seed_everything,
-    sum_dtype,
 )
 from autotune.training.parallel.ranks import ALONE, Ranks
 from autotune.training.runtime import Precision, apply_runtime
 from autotune.training.step import BatchGradients, TrainingStep
 from autotune.training.techniques.technique import NoTechnique
 
-EVALUATION_BATCH = {"cpu": 256, "cuda": 2048, "mps": 2048, "xpu": 2048}
+EVALUATION_BATCH = {"cpu": 256, "cuda": 2048}
 """Batch size of evaluations where it fits, by device type: small enough for a CPU's cache, large
 enough to keep a GPU busy."""
 
@@ -263,7 +262,7 @@ class Run:
         """Sums of metric and loss over the samples of a split that this rank scores, ``size`` at
         once.
         """
-        sums = torch.zeros(2, device=self.device, dtype=sum_dtype(self.device))
+        sums = torch.zeros(2, device=self.device, dtype=torch.float64)
         index, num_parts = self.part
         for first in range(0, len(split), size * num_parts):
             start = first + index * size
@@ -294,9 +293,8 @@ class Run:
             if outputs is None:
                 return None
             outputs = self.precision.outputs(outputs)
-            dtype = sum_dtype(self.device)
             return torch.stack(
-                [parts.metric(outputs, targets).to(dtype), parts.loss(outputs, targets).to(dtype)]
+                [score(outputs, targets).double() for score in (parts.metric, parts.loss)]
             )
 
     def _fitting_evaluation_batch_size(self, parts: Components) -> int:

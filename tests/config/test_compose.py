@@ -284,13 +284,6 @@ def test_an_argument_of_ones_own_function_is_suggested(write: Write) -> None:
     assert said.endswith("; +training.accumulation_steps=VALUE adds an argument")
 
 
-@pytest.mark.parametrize("device", ["mps", "xpu"])
-def test_a_gpu_of_apple_or_intel_trains_by_itself(device: str) -> None:
-    said = refusal("experiment=cnn", "parallelism=ddp", f"device={device}")
-    assert said.startswith("parallelism.num_workers: found 2")
-    assert f"device={device}" in said
-
-
 # Files of the user's own.
 
 

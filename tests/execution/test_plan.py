@@ -44,7 +44,6 @@ _OLD_GPUS = Capabilities(
     has_torchao=True,
 )
 
-_MAC = replace(_CPU, other_devices={"mps": 1})
 
 _SPACE = "search_space=[{device:[cpu,cuda]},{precision:[fp32,bf16]}]"
 
@@ -203,8 +202,6 @@ def test_a_baseline_that_cannot_run_here_is_refused(
         (["cluster.address=auto"], _GPUS, (1, 1)),
         (["parallelism.num_workers=4"], _GPUS, (64, 4)),
         (["parallelism.num_workers=4", "cluster.cpus_per_worker=2"], _GPUS, (8, 4)),
-        (["device=mps"], _MAC, (1, 0)),  # Ray counts none, and one trial at a time has it
-        (["device=xpu"], replace(_CPU, other_devices={"xpu": 2}), (1, 1)),
     ],
 )
 def test_a_trial_gets_whole_gpus_and_its_workers_cpus(

@@ -55,7 +55,6 @@ NEW_GPUS = Capabilities(
     has_compiler=True,
     has_torchao=True,
 )
-MAC = replace(CPU_ONLY, other_devices={"mps": 1})
 RADEON = replace(NEW_GPUS, gpu_name="AMD Instinct MI300X", compute_capability=None)
 NO_TORCHAO = "precision.float8 needs torchao, which is not installed (pip install 'autotune[fp8]')"
 
@@ -92,14 +91,6 @@ MakeConfig = Callable[..., TrialConfig]
             "cuda",
             replace(CPU_ONLY, no_gpu_reason="too old"),
             "device=cuda needs a GPU, and torch sees none: too old",
-        ),
-        ((), "mps", NEW_GPUS, "device=mps needs Apple's GPU, and torch sees none"),
-        ((), "mps", MAC, None),
-        (
-            ("runtime.cuda_graph=true",),
-            "mps",
-            MAC,
-            "runtime.cuda_graph is for CUDA GPUs, and this training runs with device=mps",
         ),
         (
             ("precision=bf16",),
@@ -154,7 +145,7 @@ def test_what_a_machine_cannot_run_has_a_reason(
 
 @pytest.mark.parametrize(
     ("build", "variable"),
-    [("cuda", "CUDA_VISIBLE_DEVICES"), ("hip", "HIP_VISIBLE_DEVICES"), ("xpu", "ZE_AFFINITY_MASK")],
+    [("cuda", "CUDA_VISIBLE_DEVICES"), ("hip", "HIP_VISIBLE_DEVICES")],
 )
 def test_a_process_is_limited_to_gpus_by_the_variable_of_their_vendor(
     build: str, variable: str, monkeypatch: pytest.MonkeyPatch
@@ -214,8 +205,6 @@ def test_errors_that_say_memory_ran_out_are_known(error: BaseException, says: bo
         ("auto", NEW_GPUS, "NVIDIA H200"),
         ("auto", CPU_ONLY, "the CPU: torch sees no GPU"),
         ("cpu", OLD_GPU, "the CPU: device=cpu leaves the GPU idle"),
-        ("auto", MAC, "the CPU: Apple's GPU is used with device=mps only"),
-        ("mps", MAC, "Apple's GPU (mps)"),
     ],
 )
 def test_the_device_and_why_it_is_no_better_one_are_a_line(
