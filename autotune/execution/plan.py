@@ -430,7 +430,8 @@ def describe_plan(plan: StudyPlan) -> list[str]:
         f"budget    {', '.join(limits)}; to confirm, {race}",
         *(f"device    {line}" for line in device_lines(plan.trial, have)),
         f"resources {cpus} CPU and {gpus} GPU a trial, of {have.num_cpus} CPU and"
-        f" {have.num_gpus} GPU ({have.device_name}){f', on machines with {kind} only' if kind else ''}",
+        f" {have.num_gpus} GPU ({have.device_name})"
+        f"{f', on machines with {kind} only' if kind else ''}",
     ]
 
 
