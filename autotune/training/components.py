@@ -24,12 +24,11 @@ from autotune.errors import ConfigError
 from autotune.training.averaging import ExponentialMovingAverage
 from autotune.training.data import LoadedData
 from autotune.training.parallel.ranks import Ranks
-from autotune.training.parallel.strategy import SharedModel, Strategy
+from autotune.training.parallel.strategy import SharedModel, Strategy, Views
 from autotune.training.runtime import Precision, checkpoint_activations
 from autotune.training.techniques.technique import Technique
 
 Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-Views = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 
 INITIALISE_SAMPLES = 5_000
 """Upper limit on the training samples that are passed to a model's ``initialise_from``."""

@@ -276,7 +276,7 @@ class Run:
                     for tensor in (split.inputs, split.targets)
                 ),
             )
-            if scores is not None and parts.shared.counts:
+            if scores is not None:
                 sums += scores * counted
         return sums
 

@@ -1,8 +1,8 @@
 """Data parallelism: every rank takes its part of each batch, and gradients are averaged over ranks.
 
-``DDP`` keeps a whole model on each rank, ``FSDP`` a part of every weight. Both may be combined with
-tensor parallelism: ranks then form a mesh of two dimensions; ranks along the first one divide each
-batch, ranks along the second one (a row of the mesh) divide every layer.
+``DDP`` keeps a whole model on each rank, ``FSDP`` a part of every weight. ``FSDP`` may be combined
+with tensor parallelism: ranks then form a mesh of two dimensions; ranks along the first one divide
+each batch and every weight, ranks along the second one (a row of the mesh) divide every layer.
 """
 
 import contextlib
@@ -12,21 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed import fsdp
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, check_choice, check_counts
 from autotune.training.parallel.ranks import Ranks, broadcast_buffers
-from autotune.training.parallel.strategy import (
-    Loss,
-    SharedModel,
-    Strategy,
-    refuse_whole_weight_settings,
-)
+from autotune.training.parallel.strategy import SharedModel, Strategy
 from autotune.training.parallel.tensor_parallel import DividedModel, check_plan, share_layers
 from autotune.training.runtime import Precision
+from autotune.training.techniques.technique import Loss
 
 
 class DDP(Strategy):
@@ -36,7 +32,6 @@ class DDP(Strategy):
     Args:
         num_workers: number of ranks.
         backend: torch.distributed backend; None for nccl between GPUs and gloo between CPUs.
-        tensor_size: number of ranks that share every layer.
         bucket_megabytes: size of the buckets of gradients that are reduced at once; None for
             torch's own.
         gradient_as_bucket_view: whether gradients lie in the buckets, which saves a copy of them.
@@ -62,7 +57,6 @@ class DDP(Strategy):
         *,
         num_workers: int,
         backend: str | None = None,
-        tensor_size: int = 1,
         bucket_megabytes: int | None = None,
         gradient_as_bucket_view: bool = False,
         static_graph: bool = False,
@@ -72,7 +66,7 @@ class DDP(Strategy):
         local_steps: int = 1,
         local_after: int = 0,
     ) -> None:
-        super().__init__(num_workers=num_workers, backend=backend, tensor_size=tensor_size)
+        super().__init__(num_workers=num_workers, backend=backend, tensor_size=1)
         check_choice("parallelism.compression", compression, (None, "bf16", "fp16", "powersgd"))
         check_counts(
             "parallelism",
@@ -81,18 +75,12 @@ class DDP(Strategy):
             local_steps=local_steps,
         )
         check_counts("parallelism", 0, local_after=local_after)
-        is_plain = compression is None and local_steps == 1
         for key, excludes in (
-            ("tensor_size above 1", tensor_size > 1 and not is_plain),
             ("local_steps above 1", local_steps > 1 and compression is not None),
             ("static_graph=true", static_graph and compression == "powersgd"),
         ):
             if excludes:
-                raise ConfigError(
-                    f"parallelism: {key} does not go with compression={compression},"
-                    f" local_steps={local_steps}"
-                )
-        self.divides_model = tensor_size > 1
+                raise ConfigError(f"parallelism: {key} does not go with compression={compression}")
         self._arguments: dict[str, Any] = {
             "bucket_cap_mb": bucket_megabytes,
             "gradient_as_bucket_view": gradient_as_bucket_view,
@@ -102,30 +90,10 @@ class DDP(Strategy):
         self._compression, self._powersgd_rank = compression, powersgd_rank
         self.local_steps, self.local_after = local_steps, local_after
 
-    def check(self, config: TrialConfig, model: nn.Module, *, batch_size: int) -> None:
-        """Refuse a training that cannot be data-parallel.
-
-        Raises:
-            ConfigError: a setting does not allow it, or ``tensor_size`` is above 1 and the model
-                has no plan for sharing its layers.
-        """
-        super().check(config, model, batch_size=batch_size)
-        if self.tensor_size > 1:
-            check_plan(config, model, self.tensor_size)
-
     def share(
         self, model: nn.Module, ranks: Ranks, precision: Precision, loss: Loss
     ) -> SharedModel:
-        """Give every rank, or every row of the mesh, the whole model.
-
-        A row's parts of it are exchanged by torch's ``fully_shard``, which shards them over one
-        rank: DistributedDataParallel takes no distributed tensors.
-        """
-        if self.tensor_size > 1:
-            num_parts = self.part_of_batch(0)[1]
-            mesh = ranks.mesh(precision.device, data=num_parts, tensor=self.tensor_size)
-            _fully_shard(model, mesh, precision, mesh=mesh["data", "shard"])
-            return DividedModel(model, ranks, self.tensor_size)
+        """Give every rank the whole model."""
         if self._compression == "bf16" and precision.device.type != "cuda":
             raise ConfigError(
                 "parallelism.compression: found bf16, which needs NCCL; use null, fp16 or powersgd"
@@ -133,42 +101,22 @@ class DDP(Strategy):
             )
         return _Replicated(model, self)
 
-    def wrapped(
-        self, model: nn.Module, num_updates: int, *, init_sync: bool
-    ) -> DistributedDataParallel:
+    def wrapped(self, model: nn.Module, *, init_sync: bool) -> DistributedDataParallel:
         """The model in torch's DDP, which exchanges the gradients of the parameters that train now.
 
         With ``init_sync``, ranks take the first rank's weights.
         """
         ddp = DistributedDataParallel(model, init_sync=init_sync, **self._arguments)
-        if self._compression is None and self.local_steps == 1:
-            return ddp
-        # few want it
-        from torch.distributed.algorithms.ddp_comm_hooks import (  # noqa: PLC0415
-            default_hooks,
-            post_localSGD_hook,
-            powerSGD_hook,
-        )
-
-        group = ddp.process_group
-        state: Any = group
-        hook: Any
-        if self.local_steps > 1:
-            state = post_localSGD_hook.PostLocalSGDState(  # type: ignore[no-untyped-call]
-                group,
-                None,
-                max(0, self.local_after - num_updates),
-                post_local_gradient_allreduce=False,
-            )
-            hook = post_localSGD_hook.post_localSGD_hook
-        elif self._compression == "powersgd":
+        if self._compression == "powersgd":
             state = powerSGD_hook.PowerSGDState(
-                group, matrix_approximation_rank=self._powersgd_rank, start_powerSGD_iter=2
+                ddp.process_group,
+                matrix_approximation_rank=self._powersgd_rank,
+                start_powerSGD_iter=2,
             )
-            hook = powerSGD_hook.powerSGD_hook
-        else:
+            ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        elif self._compression is not None:
             hook = getattr(default_hooks, f"{self._compression}_compress_hook")
-        ddp.register_comm_hook(state, hook)
+            ddp.register_comm_hook(ddp.process_group, hook)
         return ddp
 
 
@@ -180,11 +128,12 @@ class _Replicated(SharedModel):
     def __init__(self, model: nn.Module, settings: DDP) -> None:
         super().__init__(model)
         self._settings, self._num_updates = settings, 0
-        self._ddp = settings.wrapped(model, 0, init_sync=True)
+        self._is_local = settings.local_steps > 1 and settings.local_after == 0
+        self._ddp = settings.wrapped(model, init_sync=True)
         self._requires_grad = self._which_require_grad()
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self._ddp(inputs)
+        outputs: Tensor = self.model(inputs) if self._is_local else self._ddp(inputs)
         return outputs
 
     def before_step(self) -> None:
@@ -194,7 +143,7 @@ class _Replicated(SharedModel):
         if (requires_grad := self._which_require_grad()) != self._requires_grad:
             # the old one would go on exchanging
             self._ddp._remove_autograd_hooks()  # type: ignore[no-untyped-call]  # noqa: SLF001
-            self._ddp = self._settings.wrapped(self.model, self._num_updates, init_sync=False)
+            self._ddp = self._settings.wrapped(self.model, init_sync=False)
             self._requires_grad = requires_grad
 
     def _which_require_grad(self) -> list[bool]:
@@ -205,13 +154,13 @@ class _Replicated(SharedModel):
 
     def after_update(self) -> None:
         """Average the weights over ranks if they train by themselves and it is time."""
-        since = self._num_updates - self._settings.local_after
+        settings = self._settings
+        if settings.local_steps == 1:
+            return
+        since = self._num_updates - settings.local_after
         self._num_updates += 1
-        if (
-            self._settings.local_steps > 1
-            and since >= 0
-            and since % self._settings.local_steps == 0
-        ):
+        self._is_local = since >= -1
+        if since >= 0 and since % settings.local_steps == 0:
             _average(self.model.parameters())
 
     def synchronise(self, model: nn.Module) -> None:
@@ -293,50 +242,42 @@ class FSDP(Strategy):
                 whole weights.
         """
         super().check(config, model, batch_size=batch_size)
-        refuse_whole_weight_settings(config, "fsdp")
         if self.tensor_size > 1:
             check_plan(config, model, self.tensor_size)
 
     def share(
         self, model: nn.Module, ranks: Ranks, precision: Precision, loss: Loss
     ) -> SharedModel:
-        """Shard every weight over the ranks that divide a batch."""
-        mesh = ranks.mesh(precision.device, shard=self.part_of_batch(0)[1], tensor=self.tensor_size)
+        """Divide layers by the model's plan, and every weight over the ranks that divide a batch.
+
+        The blocks that the model's ``blocks()`` returns are moved and gathered one at a time.
+
+        Under bfloat16 autocast weights are gathered in bfloat16, to which autocast would round them
+        anyway; norms, which it computes in float32, are gathered by themselves. Gradients are
+        reduced in float32, in which weights and optimizer state are kept.
+        """
+        mesh = ranks.mesh(precision.device, self.part_of_batch(0)[1], self.tensor_size)
         settings: dict[str, Any] = {
             "mesh": mesh["shard"],
             "reshard_after_forward": self._reshard_after_forward,
         }
         if self._cpu_offload and precision.device.type == "cuda":
             settings["offload_policy"] = fsdp.CPUOffloadPolicy()
-        _fully_shard(model, mesh, precision, **settings)
-        return DividedModel(model, ranks, self.tensor_size)
-
-
-def _fully_shard(
-    model: nn.Module, device_mesh: DeviceMesh, precision: Precision, **settings: Any
-) -> None:
-    """Divide layers by the model's plan, and every weight by torch's ``fully_shard``.
-
-    The blocks that the model's ``blocks()`` returns are moved and gathered one at a time.
-
-    Under bfloat16 autocast weights are gathered in bfloat16, to which autocast would round them
-    anyway; norms, which it computes in float32, are gathered by themselves. Gradients are reduced
-    in float32, in which weights and optimizer state are kept.
-    """
-    share_layers(model, device_mesh)
-    if precision.settings.autocast_dtype == "bfloat16":
-        for module in [module for module in model.modules() if _is_computed_in_float32(module)]:
+        share_layers(model, mesh)
+        if precision.settings.autocast_dtype == "bfloat16":
+            for module in [module for module in model.modules() if _is_computed_in_float32(module)]:
+                fsdp.fully_shard(module, **settings)
+            for module in model.modules():
+                if isinstance(module, nn.Embedding):
+                    # sums with it stay in float32
+                    module.register_forward_hook(lambda module, inputs, outputs: outputs.float())
+            settings["mp_policy"] = fsdp.MixedPrecisionPolicy(
+                torch.bfloat16, torch.float32, cast_forward_inputs=False
+            )
+        blocks_of = getattr(model, "blocks", list)
+        for module in [*blocks_of(), model]:
             fsdp.fully_shard(module, **settings)
-        for module in model.modules():
-            if isinstance(module, nn.Embedding):
-                # sums with it stay in float32
-                module.register_forward_hook(lambda module, inputs, outputs: outputs.float())
-        settings["mp_policy"] = fsdp.MixedPrecisionPolicy(
-            torch.bfloat16, torch.float32, cast_forward_inputs=False
-        )
-    blocks_of = getattr(model, "blocks", list)
-    for module in [*blocks_of(), model]:
-        fsdp.fully_shard(module, **settings)
+        return DividedModel(model, ranks, self.tensor_size)
 
 
 def _is_computed_in_float32(module: nn.Module) -> bool:

@@ -7,6 +7,7 @@ other, are its forward pass. They are divided into stages of about equally many 
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -18,14 +19,9 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, check_choice, check_counts
 from autotune.training.parallel.ranks import Ranks
-from autotune.training.parallel.strategy import (
-    Loss,
-    SharedModel,
-    Strategy,
-    Views,
-    refuse_whole_weight_settings,
-)
+from autotune.training.parallel.strategy import SharedModel, Strategy, Views
 from autotune.training.runtime import Precision
+from autotune.training.techniques.technique import Loss
 
 _SCHEDULES: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -79,7 +75,6 @@ class Pipeline(Strategy):
                 f"parallelism.num_micro_batches: found {self._num_micro_batches}, use a divisor of"
                 f" batch_size = {batch_size}"
             )
-        refuse_whole_weight_settings(config, "pipeline")
         for key, found, use in (
             ("views._target_", config.views["_target_"], "autotune.training.views.plain"),
             ("runtime.micro_batch_size", config.runtime.micro_batch_size, None),
@@ -100,36 +95,36 @@ class Pipeline(Strategy):
         stages = [nn.Sequential(*stage) for stage in _evenly(_layers_of(model), ranks.size)]
         for rank, stage in enumerate(stages):
             stage.to(precision.device if rank == ranks.rank else torch.device("meta"))
-        return PipelinedModel(
-            model,
-            stages[ranks.rank],
-            ranks,
-            precision.device,
-            lambda stage: _SCHEDULES[self._schedule](stage, self._num_micro_batches, loss_fn=loss),
+        make_stage = partial(
+            PipelineStage, stages[ranks.rank], ranks.rank, ranks.size, precision.device
         )
+        schedule = _SCHEDULES[self._schedule](make_stage(), self._num_micro_batches, loss_fn=loss)
+        return PipelinedModel(model, ranks, make_stage, schedule)
 
 
 class PipelinedModel(SharedModel):
-    """A model of which this rank holds the layers ``layers``, as one stage."""
+    """A model of which this rank holds some layers, as one stage.
+
+    Args:
+        model: the model, whose other layers are on the meta device.
+        ranks: the ranks that train together.
+        make_stage: makes this rank's stage for a schedule.
+        schedule: the schedule of training.
+    """
 
     adds_gradients = True
 
     def __init__(
         self,
         model: nn.Module,
-        layers: nn.Module,
         ranks: Ranks,
-        device: torch.device,
-        schedule: Callable[[PipelineStage], PipelineScheduleSingle],
+        make_stage: Callable[[], PipelineStage],
+        schedule: PipelineScheduleSingle,
     ) -> None:
         super().__init__(model)
-        self._layers, self._ranks, self._device = layers, ranks, device
-        self._schedule = schedule(self._stage())
+        self._ranks, self._make_stage, self._schedule = ranks, make_stage, schedule
         # the schedule that scores, and its batch size
         self._scoring: tuple[int, ScheduleGPipe] | None = None
-
-    def _stage(self) -> PipelineStage:
-        return PipelineStage(self._layers, self._ranks.rank, self._ranks.size, self._device)
 
     def add_gradients(self, inputs: Tensor, targets: Tensor) -> None:
         """Add the gradients of the batch's mean loss to this rank's parameters."""
@@ -151,16 +146,11 @@ class PipelinedModel(SharedModel):
         """
         size = len(inputs)
         if self._scoring is None or self._scoring[0] < size:
-            self._scoring = (size, ScheduleGPipe(self._stage(), 1))
+            self._scoring = (size, ScheduleGPipe(self._make_stage(), 1))
         padded_size, schedule = self._scoring
         padded = torch.cat([inputs, inputs[:1].expand(padded_size - size, *inputs.shape[1:])])
         outputs = schedule.step(padded) if self._ranks.is_first else schedule.step()
-        return outputs[:size] if self.counts else None
-
-    @property
-    def counts(self) -> bool:
-        """Whether this rank's scores are to be summed: only the last rank has outputs."""
-        return self._ranks.rank == self._ranks.size - 1
+        return outputs[:size] if self._ranks.rank == self._ranks.size - 1 else None
 
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
         """The state of all stages on the first rank.

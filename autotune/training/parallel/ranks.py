@@ -47,21 +47,19 @@ class Ranks:
         default_factory=dict, repr=False, compare=False
     )
 
-    def mesh(
-        self, device: torch.device, *, data: int = 1, shard: int = 1, tensor: int = 1
-    ) -> DeviceMesh:
-        """The device mesh of all ranks with dimensions of these sizes, made when first asked for.
+    def mesh(self, device: torch.device, num_parts: int, tensor_size: int) -> DeviceMesh:
+        """The device mesh of all ranks with these sizes, made when first asked for.
 
-        Ranks along ``data`` and ``shard`` divide each batch, those along ``shard`` also every
-        weight, and those along ``tensor`` every layer. All meshes have the three dimensions, since
-        torch keeps what it found out for a mesh by the names of its process groups, which count the
-        groups made before. A mesh is kept as long as the process group: a new one has new process
-        groups, and on GPUs each connects its ranks anew.
+        Ranks along ``shard`` divide each batch and every weight, those along ``tensor`` every
+        layer. All meshes have both dimensions, since torch keeps what it found out for a mesh by
+        the names of its process groups, which count the groups made before. A mesh is kept as long
+        as the process group: a new one has new process groups, and on GPUs each connects its ranks
+        anew.
         """
-        sizes = data, shard, tensor
+        sizes = num_parts, tensor_size
         if sizes not in self._meshes:
             self._meshes[sizes] = init_device_mesh(
-                device.type, sizes, mesh_dim_names=("data", "shard", "tensor")
+                device.type, sizes, mesh_dim_names=("shard", "tensor")
             )
         return self._meshes[sizes]
 

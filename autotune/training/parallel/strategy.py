@@ -7,6 +7,7 @@ turns a model into a ``SharedModel``: the model as one rank trains and scores it
 """
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -19,10 +20,9 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, check_choice, check_counts
 from autotune.training.parallel.ranks import Ranks
 from autotune.training.runtime import Precision
+from autotune.training.techniques.technique import Loss
 
 Views = Callable[[nn.Module, Tensor], Tensor]
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""Loss of a batch's outputs and targets."""
 
 
 class SharedModel:
@@ -38,6 +38,9 @@ class SharedModel:
     mixes_tensors = False
     """Whether only some of the parameters are distributed tensors, so that no kernel can take
     all parameters together."""
+    scores_alone = False
+    """Whether ranks exchange nothing in ``outputs``, so that one that fails there leaves none
+    waiting."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -71,7 +74,18 @@ class SharedModel:
 
         A scalar on the device.
         """
-        return global_norm(parameter.grad for parameter in self.trained_parameters())
+        # no kernel takes distributed tensors of different layouts together
+        layouts: dict[Any, list[Tensor]] = defaultdict(list)
+        for parameter in self.trained_parameters():
+            gradient = parameter.grad
+            if isinstance(gradient, DTensor):
+                layouts[gradient.device_mesh, gradient.placements].append(gradient)
+            elif gradient is not None:
+                layouts[None].append(gradient)
+        norms = [get_total_norm(gradients) for gradients in layouts.values()] or [torch.zeros(())]
+        whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+        total: Tensor = torch.stack([norm.float() for norm in whole]).norm()
+        return total
 
     def clip_gradients(self, max_norm: float) -> None:
         """Scale this rank's gradients so that the gradient norm over all ranks is at most
@@ -105,48 +119,13 @@ class SharedModel:
     def outputs(self, model: nn.Module, views: Views, inputs: Tensor) -> Tensor | None:
         """Outputs of the scored model, the trained one or an average of its weights.
 
-        None on a rank without outputs.
+        None on a rank whose scores are not to be summed, since another rank has the outputs.
         """
         return views(model, inputs)
-
-    @property
-    def scores_alone(self) -> bool:
-        """Whether ranks exchange nothing in ``outputs``, so that one that fails there leaves
-        none waiting.
-        """
-        return False
-
-    @property
-    def counts(self) -> bool:
-        """Whether this rank's scores are to be summed.
-
-        False on a rank whose scores another rank has too.
-        """
-        return True
 
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
         """The scored model's whole state on the first rank; every rank must call this."""
         return model.state_dict()
-
-
-def global_norm(gradients: Iterable[Tensor | None]) -> Tensor:
-    """The Euclidean norm of all gradients that are not None.
-
-    Distributed tensors count as a whole, on every rank.
-    """
-    groups: dict[Any, list[Tensor]] = {}
-    for gradient in gradients:
-        if gradient is not None:
-            layout = (
-                (gradient.device_mesh, gradient.placements)
-                if isinstance(gradient, DTensor)
-                else None
-            )
-            groups.setdefault(layout, []).append(gradient)
-    norms = [get_total_norm(group) for group in groups.values()] or [torch.zeros(())]
-    whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
-    total: Tensor = torch.stack([norm.float() for norm in whole]).norm()
-    return total
 
 
 class Strategy:
@@ -203,14 +182,16 @@ class Strategy:
                 f"batch_size: found {batch_size}{whole}, use a multiple of {num_parts}, the number"
                 " of workers that share a batch"
             )
-        if config.runtime.cuda_graph:
+        if config.runtime.cuda_graph and self.num_workers > 1:
             raise ConfigError("runtime.cuda_graph: found true, use false with several workers")
+        if self.divides_model:
+            _refuse_whole_weight_settings(config)
 
     def share(
         self, model: nn.Module, ranks: Ranks, precision: Precision, loss: Loss
     ) -> SharedModel:
         """The model as one rank trains and scores it, on the precision's device."""
-        raise NotImplementedError
+        return SharedModel(model)
 
 
 class Single(Strategy):
@@ -221,29 +202,17 @@ class Single(Strategy):
     """
 
     def __init__(self, *, num_workers: int) -> None:
+        super().__init__(num_workers=num_workers)
         if num_workers != 1:
             raise ConfigError(
                 f"parallelism.num_workers: found {num_workers}, use 1 with parallelism=single;"
                 " others: ddp, fsdp, ..."
             )
-        super().__init__(num_workers=1)
-
-    def check(self, config: TrialConfig, model: nn.Module, *, batch_size: int) -> None:
-        """Accept every training."""
-
-    def share(
-        self, model: nn.Module, ranks: Ranks, precision: Precision, loss: Loss
-    ) -> SharedModel:
-        """Leave the model as it is."""
-        return SharedModel(model)
 
 
-def refuse_whole_weight_settings(config: TrialConfig, strategy: str) -> None:
+def _refuse_whole_weight_settings(config: TrialConfig) -> None:
     """Refuse settings that read or write a model's weights or gradients as whole tensors on one
     rank.
-
-    Raises:
-        ConfigError: a setting is refused; the message names its key.
     """
     for key, needs_whole, use in (
         ("averaging", not config.averaging["_target_"].endswith(".averaging.none"), "none"),
@@ -256,7 +225,7 @@ def refuse_whole_weight_settings(config: TrialConfig, strategy: str) -> None:
         ),
     ):
         if needs_whole:
+            strategy = config.parallelism["_target_"].rpartition(".")[2]
             raise ConfigError(
-                f"{key}: parallelism={strategy} divides weights, and this needs whole ones; use"
-                f" {use}"
+                f"{key}: {strategy} divides weights, and this needs whole ones; use {use}"
             )

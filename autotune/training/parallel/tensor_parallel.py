@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
@@ -17,13 +17,9 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.training.parallel.ranks import Ranks, broadcast_buffers
-from autotune.training.parallel.strategy import (
-    Loss,
-    SharedModel,
-    Strategy,
-    refuse_whole_weight_settings,
-)
+from autotune.training.parallel.strategy import SharedModel, Strategy, Views
 from autotune.training.runtime import Precision
+from autotune.training.techniques.technique import Loss
 
 
 class TensorParallel(Strategy):
@@ -51,7 +47,7 @@ class TensorParallel(Strategy):
         self, model: nn.Module, ranks: Ranks, precision: Precision, loss: Loss
     ) -> SharedModel:
         """Split the layers that the model's plan names over the ranks."""
-        share_layers(model, ranks.mesh(precision.device, tensor=self.num_workers))
+        share_layers(model, ranks.mesh(precision.device, 1, self.num_workers))
         return DividedModel(model.to(precision.device), ranks, self.tensor_size)
 
 
@@ -83,10 +79,10 @@ class DividedModel(SharedModel):
         """Give all ranks the first one's buffers, which are not divided."""
         broadcast_buffers(model)
 
-    @property
-    def counts(self) -> bool:
-        """Ranks that divide layers have the same scores: those of the first one count."""
-        return self._is_first_of_row
+    def outputs(self, model: nn.Module, views: Views, inputs: Tensor) -> Tensor | None:
+        """The model's outputs on the first of the ranks that divide layers, which all have them."""
+        outputs = views(model, inputs)
+        return outputs if self._is_first_of_row else None
 
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
         """The state gathered from all ranks."""
@@ -96,14 +92,13 @@ class DividedModel(SharedModel):
 
 
 def check_plan(config: TrialConfig, model: nn.Module, size: int) -> None:
-    """Refuse a model whose layers ``size`` ranks cannot share, and settings that do not work with
-    split weights.
+    """Refuse a model whose layers ``size`` ranks cannot share, and optimizer kernels that take only
+    tensors that are all alike.
 
     Raises:
         ConfigError: the model or a setting is refused.
     """
     _plan_of(model, size)
-    refuse_whole_weight_settings(config, "tensor")
     if config.runtime.optimizer_kernels not in (None, "for_loop"):
         raise ConfigError(
             "runtime.optimizer_kernels: split and whole weights need a loop each; use for_loop with"

@@ -52,7 +52,7 @@ SHORT = (
             ),
         ),
         (
-            ["parallelism=ddp", "parallelism.tensor_size=3"],
+            ["parallelism=fsdp", "parallelism.tensor_size=3"],
             "parallelism.tensor_size: found 3, use a divisor of",
         ),
         (
@@ -70,7 +70,7 @@ SHORT = (
         (["parallelism=fsdp", "averaging=ema"], "averaging: "),
         (
             ["parallelism=fsdp", "technique=pruning"],
-            "technique: parallelism=fsdp divides weights, and this needs whole ones; use none",
+            "technique: FSDP divides weights, and this needs whole ones; use none",
         ),
         (
             ["parallelism=tensor"],
@@ -188,7 +188,6 @@ def test_cheaper_exchanges_still_learn(ranks: Ranks, settings: list[str]) -> Non
         ("cnn", 2, ["pipeline"]),
         ("mlp", 2, ["tensor"]),
         ("mlp", 4, ["fsdp", "parallelism.tensor_size=2"]),
-        ("mlp", 4, ["ddp", "parallelism.tensor_size=2"]),
     ],
 )
 def test_the_weights_that_are_kept_are_whole(
