@@ -18,7 +18,8 @@ and output, ``head`` the weights of the last layer, ``embeddings`` those of embe
 first layer, which only a model that has one can name.
 """
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -121,41 +122,44 @@ def scaled_groups(
         head_lr_scale: learning rate of the head as a multiple of ``lr``.
         decay_biases: whether biases and norms decay too.
     """
-    scales = {"head": head_lr_scale, **dict.fromkeys(BIAS_KINDS, bias_lr_scale)}
-    decays = {
-        kind: weight_decay * step_share if decay_biases or kind not in BIAS_KINDS else 0.0
-        for kind in KINDS
+    rate = lr * step_share
+    rates = {
+        **dict.fromkeys(KINDS, rate),
+        **dict.fromkeys(BIAS_KINDS, rate * bias_lr_scale),
+        "head": rate * head_lr_scale,
     }
-    return [
-        param_group(
-            kind,
-            parameters,
-            lr=lr * step_share * scales.get(kind, 1.0),
-            decay_fraction=decays[kind],
-        )
-        for kind, parameters in parameters_by_kind(model).items()
-    ]
+    return groups_by_kind(model, rates, weight_decay * step_share, decay_biases=decay_biases)
 
 
-def param_group(
-    kind: str, parameters: list[nn.Parameter], *, lr: float, decay_fraction: float, **settings: Any
-) -> dict[str, Any]:
-    """One param group, whose ``weight_decay`` takes ``decay_fraction`` of a weight in a step at
-    learning rate ``lr``.
+def groups_by_kind(
+    model: nn.Module, rates: Mapping[str, float], decay_fraction: float, *, decay_biases: bool
+) -> list[dict[str, Any]]:
+    """Param groups of the kinds of parameters that ``rates`` has a learning rate for.
+
+    ``decay_fraction`` is what weight decay takes of a weight in a step at that rate.
 
     Raises:
-        ConfigError: the learning rate or the lost fraction is below 0.
+        ConfigError: a learning rate or the lost fraction is below 0.
     """
-    if lr < 0 or decay_fraction < 0:
-        key, value = ("lr", lr) if lr < 0 else ("weight_decay", decay_fraction)
-        raise ConfigError(f"optimizer: the {key} of {kind} is {value}, must be 0 and above")
-    return {
-        "name": kind,
-        "params": parameters,
-        "lr": lr,
-        "weight_decay": decay_fraction / lr if lr > 0 else 0.0,
-        **settings,
-    }
+    groups = []
+    for kind, parameters in parameters_by_kind(model).items():
+        if kind not in rates:
+            continue
+        lr, decay = rates[kind], decay_fraction
+        if kind in BIAS_KINDS and not decay_biases:
+            decay = 0.0
+        if lr < 0 or decay < 0:
+            key, value = ("lr", lr) if lr < 0 else ("weight_decay", decay)
+            raise ConfigError(f"optimizer: the {key} of {kind} is {value}, must be 0 and above")
+        groups.append(
+            {
+                "name": kind,
+                "params": parameters,
+                "lr": lr,
+                "weight_decay": decay / lr if lr > 0 else 0.0,
+            }
+        )
+    return groups
 
 
 def parameters_by_kind(model: nn.Module) -> dict[str, list[nn.Parameter]]:
@@ -191,29 +195,24 @@ def parameters_by_kind(model: nn.Module) -> dict[str, list[nn.Parameter]]:
 
 def _groups_by_layer(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     head = head_of(model)
-    # their scales may have two or more dimensions
-    norms = [module for module in model.modules() if hasattr(module, "normalized_shape")]
-    owned = {
-        "head": _own_parameters([] if head is None else [model.get_submodule(head)]),
-        "embeddings": _own_parameters(
-            module
-            for module in model.modules()
-            if isinstance(module, nn.Embedding | nn.EmbeddingBag)
-        ),
-        "biases": _own_parameters(norms),
+    modules = list(model.modules())
+    # a parameter that several layers share is of the last kind here
+    layers_by_kind: dict[str, list[nn.Module]] = {
+        "head": [] if head is None else [model.get_submodule(head)],
+        "embeddings": [
+            module for module in modules if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        ],
+        # their scales may have two or more dimensions
+        "biases": [module for module in modules if hasattr(module, "normalized_shape")],
     }
-    groups: dict[str, list[nn.Parameter]] = {kind: [] for kind in KINDS}
+    kinds = {
+        parameter: kind
+        for kind, layers in layers_by_kind.items()
+        for layer in layers
+        for parameter in layer.parameters(recurse=False)
+    }
+    groups: dict[str, list[nn.Parameter]] = defaultdict(list)
     for parameter in model.parameters():
-        if parameter.ndim < 2:
-            kind = "biases"
-        else:
-            kind = next(
-                (owner for owner in ("biases", "embeddings", "head") if parameter in owned[owner]),
-                "filters",
-            )
+        kind = "biases" if parameter.ndim < 2 else kinds.get(parameter, "filters")
         groups[kind].append(parameter)
     return groups
-
-
-def _own_parameters(modules: Iterable[nn.Module]) -> set[nn.Parameter]:
-    return {parameter for module in modules for parameter in module.parameters(recurse=False)}

@@ -28,10 +28,8 @@ from torch import nn
 
 from autotune.errors import ConfigError
 from autotune.training.optimizers.decoupled import (
-    BIAS_KINDS,
     REFERENCE_SAMPLES,
-    param_group,
-    parameters_by_kind,
+    groups_by_kind,
     scaled_groups,
 )
 
@@ -66,11 +64,7 @@ def muon_adamw(
         decay_biases=decay_biases,
     )
     others = [group for group in groups if group["name"] != "filters"]
-    adamw = (
-        torch.optim.AdamW(others, betas=(beta1, beta2), fused=fused, foreach=foreach)
-        if others
-        else None
-    )
+    adamw = torch.optim.AdamW(others, betas=(beta1, beta2), fused=fused, foreach=foreach)
     return _with_muon(model, adamw, batch_size, weight_decay=weight_decay, **settings)
 
 
@@ -106,38 +100,24 @@ def muon_sgd(
     """
     sgd_share = batch_size / REFERENCE_SAMPLES * (1 - sgd_momentum)
     rates = {
-        "head": head_lr,
-        "embeddings": head_lr,
-        "biases": bias_lr,
-        "whitening_bias": whitening_bias_lr,
+        "head": head_lr * sgd_share,
+        "embeddings": head_lr * sgd_share,
+        "biases": bias_lr * sgd_share,
+        "whitening_bias": whitening_bias_lr * sgd_share,
     }
-    schedules = {"whitening_bias": {"schedule_fraction": whitening_bias_fraction}}
-    others = [
-        param_group(
-            kind,
-            parameters,
-            lr=rates[kind] * sgd_share,
-            decay_fraction=(
-                sgd_weight_decay * sgd_share if decay_biases or kind not in BIAS_KINDS else 0.0
-            ),
-            **schedules.get(kind, {}),
-        )
-        for kind, parameters in parameters_by_kind(model).items()
-        if kind in rates
-    ]
-    sgd = (
-        torch.optim.SGD(
-            others, momentum=sgd_momentum, nesterov=sgd_momentum > 0, fused=fused, foreach=foreach
-        )
-        if others
-        else None
+    others = groups_by_kind(model, rates, sgd_weight_decay * sgd_share, decay_biases=decay_biases)
+    for group in others:
+        if group["name"] == "whitening_bias":
+            group["schedule_fraction"] = whitening_bias_fraction
+    sgd = torch.optim.SGD(
+        others, momentum=sgd_momentum, nesterov=sgd_momentum > 0, fused=fused, foreach=foreach
     )
     return _with_muon(model, sgd, batch_size, **settings)
 
 
 def _with_muon(
     model: nn.Module,
-    others: torch.optim.Optimizer | None,
+    others: torch.optim.Optimizer,
     batch_size: int,
     *,
     lr: float,
@@ -146,18 +126,17 @@ def _with_muon(
     rescale_filters: bool,
     **settings: Any,
 ) -> "Muon":
-    filters = parameters_by_kind(model).get("filters")
-    if not filters:
+    share = batch_size / REFERENCE_SAMPLES
+    groups = groups_by_kind(
+        model, {"filters": lr * share}, weight_decay * share, decay_biases=False
+    )
+    if not groups:
         raise ConfigError(
             "optimizer: muon needs a model with matrices or filters other than its head and"
             " embeddings"
         )
-    step_share = batch_size / REFERENCE_SAMPLES
-    group = param_group(
-        "filters", filters, lr=lr * step_share, decay_fraction=weight_decay * step_share
-    )
     return Muon(
-        group,
+        groups[0],
         others,
         rescale=rescale_filters,
         ns_coefficients=tuple(ns_coefficients),
@@ -177,7 +156,7 @@ class Muon(torch.optim.Optimizer):
 
     Args:
         filters: param group of the matrices, with ``lr`` and ``weight_decay``.
-        others: optimizer of all other parameters; None if there are none.
+        others: optimizer of all other parameters.
         rescale: whether each matrix's Frobenius norm is set to the root of its number of rows
             before each step.
         settings: passed to ``torch.optim.Muon``.
@@ -186,7 +165,7 @@ class Muon(torch.optim.Optimizer):
     def __init__(
         self,
         filters: dict[str, Any],
-        others: torch.optim.Optimizer | None,
+        others: torch.optim.Optimizer,
         *,
         rescale: bool,
         **settings: Any,
@@ -196,8 +175,7 @@ class Muon(torch.optim.Optimizer):
         ]
         self._muon = torch.optim.Muon([{**filters, "params": self._views}], **settings)
         self._others, self._rescale = others, rescale
-        groups = [] if others is None else others.param_groups
-        super().__init__([{**self._muon.defaults, **filters}, *groups], {})
+        super().__init__([{**self._muon.defaults, **filters}, *others.param_groups], {})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch overloads it
@@ -215,12 +193,14 @@ class Muon(torch.optim.Optimizer):
                 view.grad = _in_order_of(parameter, parameter.grad).reshape(view.shape)
                 changed.append(view)
         if self._rescale and changed:
-            rescale_to_unit_rows(changed)
+            norms = torch._foreach_norm(changed)  # noqa: SLF001  # torch's only name for it
+            torch._foreach_clamp_min_(norms, 1e-12)
+            torch._foreach_div_(changed, norms)
+            torch._foreach_mul_(changed, [math.sqrt(len(matrix)) for matrix in changed])
         self._muon.step()  # type: ignore[no-untyped-call]  # missing in torch's stubs
         self._muon.zero_grad()  # a view of a gradient would keep its memory
-        if self._others is not None:
-            self._others.param_groups, self._others.state = others, self.state
-            self._others.step()
+        self._others.param_groups, self._others.state = others, self.state
+        self._others.step()
 
 
 def matrix_view(tensor: torch.Tensor) -> torch.Tensor:
@@ -244,13 +224,3 @@ def _in_order_of(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     the parameter's memory.
     """
     return tensor.permute(0, *sorted(range(1, parameter.ndim), key=parameter.stride, reverse=True))
-
-
-def rescale_to_unit_rows(matrices: list[torch.Tensor]) -> None:
-    """Scale each matrix ``[rows, columns]`` in place to the Frobenius norm of a matrix with rows
-    of norm 1: the root of ``rows``.
-    """
-    norms = torch._foreach_norm(matrices)  # noqa: SLF001  # torch's only name for it
-    torch._foreach_clamp_min_(norms, 1e-12)
-    torch._foreach_div_(matrices, norms)
-    torch._foreach_mul_(matrices, [math.sqrt(len(matrix)) for matrix in matrices])

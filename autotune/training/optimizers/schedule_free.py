@@ -33,12 +33,11 @@ def schedule_free_adamw(
     total_steps: int,
     beta1: float,
     beta2: float,
-    foreach: bool | None = None,
+    foreach: bool = True,
     **settings: Any,
 ) -> torch.optim.Optimizer:
     """Schedule-free AdamW with a linear warm-up."""
-    is_foreach = foreach is not False
-    make = partial(schedulefree.AdamWScheduleFree, betas=(beta1, beta2), foreach=is_foreach)
+    make = partial(schedulefree.AdamWScheduleFree, betas=(beta1, beta2), foreach=foreach)
     return _made(make, model, batch_size, total_steps, **settings)
 
 
@@ -48,12 +47,11 @@ def schedule_free_sgd(
     batch_size: int,
     total_steps: int,
     momentum: float,
-    foreach: bool | None = None,
+    foreach: bool = True,
     **settings: Any,
 ) -> torch.optim.Optimizer:
     """Schedule-free SGD with a linear warm-up."""
-    is_foreach = foreach is not False
-    make = partial(schedulefree.SGDScheduleFree, momentum=momentum, foreach=is_foreach)
+    make = partial(schedulefree.SGDScheduleFree, momentum=momentum, foreach=foreach)
     return _made(make, model, batch_size, total_steps, **settings)
 
 

@@ -7,8 +7,7 @@ searched.
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -42,7 +41,7 @@ class Pruning(Technique):
 
     Source: Zhu & Gupta, "To prune, or not to prune" (2017), section 3, for the schedule and masks
     that stay; Li et al., "Pruning Filters for Efficient ConvNets" (2017) for filters by their L1
-    norm. torch.nn.utils.prune decides which weights are least.
+    norm. torch.nn.utils.prune applies the masks.
     """
 
     def __init__(
@@ -63,11 +62,10 @@ class Pruning(Technique):
                 f" = {end_fraction}"
             )
         check_counts("technique", num_prunings=num_prunings)
-        self._structured = structured
-        self._sparsity = sparsity
-        self._start_fraction = start_fraction
-        self._end_fraction = end_fraction
+        self._structured, self._sparsity = structured, sparsity
+        self._start_fraction, self._end_fraction = start_fraction, end_fraction
         self._num_prunings = num_prunings
+        self._layers: list[Any] = []
 
     def start(self, model: torch.nn.Module) -> None:
         """Put a mask of ones on every layer that is to be pruned.
@@ -75,8 +73,8 @@ class Pruning(Technique):
         Raises:
             ConfigError: the model has no layer to prune.
         """
-        layers = self._prunable(model)
-        if not layers:
+        self._layers = self._prunable(model)
+        if not self._layers:
             raise ConfigError(
                 f"technique: {type(model).__name__} has no layer to prune; another technique or"
                 " model is needed"
@@ -84,47 +82,35 @@ class Pruning(Technique):
         # keeps the masked weight, which torch holds beside the original one, out of any autograd
         # graph
         with torch.no_grad():
-            for layer in layers:
-                _keep_all(layer, "weight")
-                if self._structured and layer.bias is not None:
-                    _keep_all(layer, "bias")
+            for layer in self._layers:
+                for name in ("weight", "bias") if self._structured else ("weight",):
+                    if getattr(layer, name) is not None:
+                        prune.identity(layer, name)  # type: ignore[no-untyped-call]  # torch's
 
     def before_step(self, model: torch.nn.Module, step: int, total_steps: int) -> None:
         """Prune if the schedule has a pruning before this step."""
-        sparsity = self._schedule(total_steps).get(step)
+        sparsity = self.schedule(total_steps).get(step)
         if sparsity is not None:
-            self.prune(model, sparsity)
+            self.prune(sparsity)
 
     @torch.no_grad()
-    def prune(self, model: torch.nn.Module, sparsity: float) -> None:
+    def prune(self, sparsity: float) -> None:
         """Mask the share ``sparsity`` of the weights or filters, those included that are masked
         already.
         """
-        layers = _masked_layers(model)
         if self._structured:
-            for layer in layers:
+            for layer in self._layers:
                 _prune_filters(layer, sparsity)
         else:
-            _prune_weights(layers, sparsity)
+            _prune_weights(self._layers, sparsity)
 
     def counts(self, model: torch.nn.Module, step: int, total_steps: int) -> bool:
         """Whether the last pruning is done and ``model`` has its sparsity, which an average of
         the weights reaches later.
         """
-        if step <= max(self._schedule(total_steps)):
+        if step <= max(self.schedule(total_steps)):
             return False
-        layers = _masked_layers(model)
-        num_masked = sum(int((layer.weight_mask == 0).sum()) for layer in layers)
-        if not self._structured:
-            num_weights: int = sum(layer.weight_mask.numel() for layer in layers)
-            wanted = round(self._sparsity * num_weights)
-        else:
-            wanted = 0
-            for layer in layers:
-                num_filters = layer.weight_mask.shape[_filter_dim(layer)]
-                filter_size = layer.weight_mask.numel() // num_filters
-                wanted += _num_pruned(num_filters, self._sparsity) * filter_size
-        return num_masked >= wanted
+        return _num_masked(model.modules()) >= _num_masked(self._layers)
 
     def finish(self, model: torch.nn.Module) -> None:
         """Set the masked weights to zero, and remove masks and hooks."""
@@ -150,70 +136,46 @@ class Pruning(Technique):
             if name != head and num_owners[id(layer.weight)] == 1 and layer.weight.requires_grad
         ]
 
-    def _schedule(self, total_steps: int) -> Mapping[int, float]:
-        return pruning_schedule(
-            total_steps,
-            self._sparsity,
-            start=self._start_fraction,
-            end=self._end_fraction,
-            num_prunings=self._num_prunings,
-        )
+    def schedule(self, total_steps: int) -> dict[int, float]:
+        """The sparsity that each pruning leaves, by the step before which the pruning happens.
 
+        Steps count from 0.
 
-@cache  # asked for before every step
-def pruning_schedule(
-    total_steps: int, sparsity: float, *, start: float, end: float, num_prunings: int
-) -> dict[int, float]:
-    """The sparsity that each pruning leaves, by the step before which the pruning happens.
-
-    Steps count from 0.
-
-    The i-th of n prunings happens at the fraction ``start + (end - start) * i / n`` of the steps,
-    but no later than before the last step, and leaves the share ``sparsity * (1 - (1 - i / n)^3)``
-    zero. Of several prunings before the same step, the last one counts.
-    """
-    steps: dict[int, float] = {}
-    for number in range(1, num_prunings + 1):
-        part = number / num_prunings
-        steps[min(total_steps - 1, round(total_steps * (start + (end - start) * part)))] = (
-            sparsity * (1 - (1 - part) ** 3)
-        )
-    return steps
+        The i-th of n prunings happens at the fraction ``start + (end - start) * i / n`` of the
+        steps, but no later than before the last step, and leaves the share ``sparsity * (1 - (1 - i
+        / n)^3)`` zero. Of several prunings before the same step, the last one counts.
+        """
+        start, length = self._start_fraction, self._end_fraction - self._start_fraction
+        parts = [number / self._num_prunings for number in range(1, self._num_prunings + 1)]
+        return {
+            min(total_steps - 1, round(total_steps * (start + length * part))): (
+                self._sparsity * (1 - (1 - part) ** 3)
+            )
+            for part in parts
+        }
 
 
 def _prune_weights(layers: list[Any], sparsity: float) -> None:
     """Mask the weights of least magnitude among those of all layers together."""
     masks = [layer.weight_mask for layer in layers]
     weights = torch.cat([_masked(layer).flatten() for layer in layers])
-    method = prune.L1Unstructured(amount=round(sparsity * weights.numel()))
-    flat = torch.cat([mask.flatten() for mask in masks])
-    new_mask = method.compute_mask(weights, flat)  # type: ignore[no-untyped-call]
-    for mask, part in zip(masks, new_mask.split([mask.numel() for mask in masks]), strict=True):
+    new_mask = torch.cat([mask.flatten() for mask in masks])
+    new_mask[weights.abs().topk(round(sparsity * len(weights)), largest=False).indices] = 0
+    sizes = [mask.numel() for mask in masks]
+    for mask, part in zip(masks, torch.split(new_mask, sizes), strict=True):
         mask.copy_(part.view_as(mask))
 
 
 def _prune_filters(layer: Any, sparsity: float) -> None:
     """Mask the output filters of least L1 norm in one layer, but never all of them."""
-    weight, mask, dim = _masked(layer), layer.weight_mask, _filter_dim(layer)
-    method = prune.LnStructured(amount=_num_pruned(weight.shape[dim], sparsity), n=1, dim=dim)
-    # torch's
-    mask.copy_(method.compute_mask(weight, mask.clone()))  # type: ignore[no-untyped-call]
+    # the dimension along which output filters lie
+    dim = 1 if getattr(layer, "transposed", False) else 0
+    filters = _masked(layer).movedim(dim, 0)
+    num_pruned = min(round(sparsity * len(filters)), len(filters) - 1)
+    pruned = filters.flatten(1).norm(p=1, dim=1).topk(num_pruned, largest=False).indices
+    layer.weight_mask.index_fill_(dim, pruned, 0)
     if hasattr(layer, "bias_mask"):
-        layer.bias_mask.copy_(mask.movedim(dim, 0).flatten(1).amax(1))
-
-
-def _num_pruned(num_filters: int, sparsity: float) -> int:
-    """Number of a layer's filters to mask; at least one filter stays."""
-    return min(round(sparsity * num_filters), num_filters - 1)
-
-
-def _filter_dim(layer: Any) -> int:
-    """The dimension of a layer's weights along which its output filters lie."""
-    return 1 if getattr(layer, "transposed", False) else 0
-
-
-def _masked_layers(model: torch.nn.Module) -> list[Any]:
-    return [module for module in model.modules() if hasattr(module, "weight_mask")]
+        layer.bias_mask[pruned] = 0
 
 
 def _masked(layer: Any) -> torch.Tensor:
@@ -222,7 +184,8 @@ def _masked(layer: Any) -> torch.Tensor:
     return masked
 
 
-def _keep_all(layer: Any, name: str) -> None:
-    """Mask a parameter with ones, so that it has a mask to prune."""
-    ones = torch.ones_like(getattr(layer, name))
-    prune.custom_from_mask(layer, name, ones)  # type: ignore[no-untyped-call]
+def _num_masked(modules: Iterable[Any]) -> int:
+    """Number of weights that are masked."""
+    return sum(
+        int((module.weight_mask == 0).sum()) for module in modules if hasattr(module, "weight_mask")
+    )

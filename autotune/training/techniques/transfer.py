@@ -1,7 +1,8 @@
 """Transfer: start from the weights of another training, and optionally freeze them at first."""
 
 import logging
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -57,12 +58,22 @@ class Transfer(Technique):
         """
         weights, _ = read_weights_once(self._path)
         head = head_of(model) if self._fresh_head else None
-        layers = {name: module for name, module in model.named_modules() if _own_tensors(module)}
-        taken = {
-            name: module
-            for name, module in layers.items()
-            if name != head and _copy_if_fits(module, name, weights)
-        }
+        layers: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+        for key, value in model.state_dict().items():
+            if isinstance(value, torch.Tensor):
+                layers[key.rpartition(".")[0]][key] = value
+        taken = [
+            name
+            for name, tensors in layers.items()
+            if name != head
+            and all(
+                key in weights and weights[key].shape == tensor.shape
+                for key, tensor in tensors.items()
+            )
+        ]
+        for name in taken:
+            for key, tensor in layers[name].items():
+                tensor.copy_(weights[key])
         fresh = [name for name in layers if name not in taken]
         if not taken:
             raise ConfigError(
@@ -72,7 +83,7 @@ class Transfer(Technique):
             f"{self._path.name}: {len(taken)} layers taken; fresh: {', '.join(fresh) or 'none'}"
         )
         if self._unfreeze_at > 0:
-            self._freeze(model, taken)
+            self._freeze(model, [model.get_submodule(name) for name in taken])
 
     def before_step(self, model: torch.nn.Module, step: int, total_steps: int) -> None:
         """Unfreeze the frozen layers once the fraction ``unfreeze_at`` of the steps is over."""
@@ -83,13 +94,15 @@ class Transfer(Technique):
                 norm.train()
             self._frozen, self._frozen_norms = [], []
 
-    def _freeze(self, model: torch.nn.Module, taken: Mapping[str, torch.nn.Module]) -> None:
-        own_parameters = [
-            parameter for module in taken.values() for parameter in module.parameters(recurse=False)
+    def _freeze(self, model: torch.nn.Module, taken: Sequence[torch.nn.Module]) -> None:
+        self._frozen = [
+            parameter
+            for module in taken
+            for parameter in module.parameters(recurse=False)
+            if parameter.requires_grad
         ]
-        self._frozen = [parameter for parameter in own_parameters if parameter.requires_grad]
         self._frozen_norms = [
-            module for module in taken.values() if getattr(module, "running_mean", None) is not None
+            module for module in taken if getattr(module, "running_mean", None) is not None
         ]
         for parameter in self._frozen:
             parameter.requires_grad_(False)
@@ -115,36 +128,6 @@ def checkpoint_path(checkpoint: str | None) -> Path:
             " technique.source=EXPERIMENT that makes it"
         )
     return fetched(checkpoint, "technique.checkpoint")
-
-
-def _own_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """A module's own parameters and persistent buffers, without those of its submodules, by
-    their keys in its state.
-    """
-    submodules = dict(module.named_children())
-    return {
-        key: tensor
-        for key, tensor in module.state_dict(keep_vars=True).items()
-        if key.partition(".")[0] not in submodules and isinstance(tensor, torch.Tensor)
-    }
-
-
-@torch.no_grad()
-def _copy_if_fits(module: torch.nn.Module, name: str, weights: Mapping[str, torch.Tensor]) -> bool:
-    """Copy weights into a module's own tensors if all of them are there in the same shapes.
-
-    Return whether they are.
-    """
-    prefix = f"{name}." if name else ""
-    tensors = _own_tensors(module)
-    if any(
-        f"{prefix}{key}" not in weights or weights[f"{prefix}{key}"].shape != tensor.shape
-        for key, tensor in tensors.items()
-    ):
-        return False
-    for key, tensor in tensors.items():
-        tensor.copy_(weights[f"{prefix}{key}"])
-    return True
 
 
 @cache

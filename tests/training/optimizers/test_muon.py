@@ -52,9 +52,9 @@ def test_filters_learn_as_the_matrices_they_are_with_torchs_muon(
     filters = nn.Parameter(torch.randn(8, 3, 3, 3).to(memory_format=memory_format))
     matrix = nn.Parameter(as_matrix(filters.detach(), memory_format).clone())
     usual = nn.Parameter(filters.detach().flatten(1).clone())
-    settings = {"lr": 0.1, "weight_decay": 0.2}
+    other, settings = nn.Parameter(torch.zeros(1)), {"lr": 0.1, "weight_decay": 0.2}
     optimizers = [
-        Muon({"params": [filters], **settings}, None, rescale=False, **MUON),
+        Muon({"params": [filters], **settings}, torch.optim.SGD([other]), rescale=False, **MUON),
         *(torch.optim.Muon([each], **settings, **MUON) for each in (matrix, usual)),
     ]
     for _ in range(4):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from autotune.errors import ConfigError
-from autotune.training.techniques.pruning import Pruning, pruning_schedule
+from autotune.training.techniques.pruning import Pruning
 
 TOTAL_STEPS = 20
 
@@ -41,7 +41,8 @@ def make_pruning(
 
 @pytest.mark.parametrize(("total_steps", "num"), [(100, 4), (37, 10), (5, 8), (1, 3)])
 def test_sparsity_follows_the_cubic_schedule(total_steps: int, num: int) -> None:
-    schedule = pruning_schedule(total_steps, 0.9, start=0.1, end=0.7, num_prunings=num)
+    pruning = make_pruning(sparsity=0.9, start=0.1, end=0.7, num=num)
+    schedule = pruning.schedule(total_steps)
     assert list(schedule) == sorted(schedule)
     assert list(schedule.values()) == sorted(schedule.values())
     assert list(schedule.values())[-1] == pytest.approx(0.9)
@@ -55,7 +56,7 @@ def test_the_weights_of_least_magnitude_in_all_layers_together_are_taken() -> No
     net, pruning = make_net(), make_pruning()
     before = torch.cat([module.weight.detach().flatten() for module in (net[0], net[3], net[6])])
     pruning.start(net)
-    pruning.prune(net, 0.5)
+    pruning.prune(0.5)
     net(torch.randn(1, 1, 8, 8))
     after = torch.cat([module.weight.detach().flatten() for module in (net[0], net[3], net[6])])
     assert before[after == 0].abs().max() < before[after != 0].abs().min()
@@ -66,8 +67,8 @@ def test_structured_pruning_takes_whole_filters_of_least_norm_and_leaves_the_las
     net, pruning = make_net(), make_pruning(structured=True)
     norms = net[3].weight.detach().abs().sum((1, 2, 3))
     pruning.start(net)
-    pruning.prune(net, 0.5)
-    pruning.prune(net, 0.6)
+    pruning.prune(0.5)
+    pruning.prune(0.6)
     outputs = net[3](torch.randn(2, 8, 6, 6))
     is_gone = (outputs == 0).all(dim=3).all(dim=2).all(dim=0)
     assert is_gone.sum() == 6
