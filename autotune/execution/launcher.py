@@ -11,9 +11,6 @@ A client gets a process by connecting to the launcher's address: the new process
 connection, and the launcher reports there how the process ended. A process is ended when its
 connection closes, or by the kernel when the launcher ends; the processes that it has started end
 with it, as one process group. The launcher ends when its owner is gone, however that ended.
-
-What a user's training function imports from libraries, the launcher imports too, once a process has
-told it, and before it forks the next one: that one then need not.
 """
 
 import contextlib
@@ -36,31 +33,19 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
 from autotune.config.schema import ClusterConfig
 from autotune.errors import ClusterError, ConfigError
-from autotune.execution.task import (
-    LAUNCHER_ENDED,
-    LOW_ON_MEMORY,
-    TrialTask,
-    WorkerReport,
-    num_killed_for_memory,
-)
-from autotune.files import replace_file
+from autotune.execution.task import LAUNCHER_ENDED, LOW_ON_MEMORY, num_killed_for_memory
 from autotune.training.preload import (
     fork_fault,
-    imported_libraries,
     one_blas_thread,
     preload,
     usual_blas_threads,
 )
-
-if TYPE_CHECKING:
-    from autotune.execution.task_run import TaskRun  # imports torch
 
 logger = logging.getLogger(__name__)
 
@@ -79,10 +64,6 @@ sys.path[:] = json.loads(sys.argv[3])
 from autotune.execution.launcher import serve
 serve(int(sys.argv[1]), int(sys.argv[2]))
 """
-_NOTES = "libraries-*.json"
-"""Files beside the launcher's socket with the names of libraries that trainings imported."""
-_IMPORT_SECONDS = 120.0
-"""Longest wait for a process that tries to import them."""
 _CAN_FORK = sys.platform == "linux"
 """Whether torch survives a fork on this system, and a process can be tied to its parent."""
 _CLOSED = getattr(select, "POLLRDHUP", 0)
@@ -201,7 +182,9 @@ class TrainingProcess:
         """Whether the process is known to have ended."""
 
     def send(self, method: str, *arguments: Any) -> None:
-        """Ask for a method of ``_Requests``, whose answer ``receive`` returns."""
+        """Ask for ``begin``, ``follow`` or ``call``, or a method of the ``TaskRun`` that was begun,
+        whose answer ``receive`` returns.
+        """
         with contextlib.suppress(OSError):  # it has ended, which is the answer
             self._connection.send((method, *arguments))
 
@@ -225,7 +208,7 @@ class TrainingProcess:
         return answer
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Ask for a method of ``_Requests`` and return its answer as ``receive`` does."""
+        """Ask for a method as ``send`` does, and return its answer as ``receive`` does."""
         self.send(method, *arguments)
         return self.receive()
 
@@ -251,13 +234,10 @@ def calling(launcher: Launcher | None) -> Iterator[Callable[..., Any]]:
 
     It raises what they raise, and a ConfigError if the process ended.
     """
-    process = None
-    if launcher is not None:
-        with contextlib.suppress(OSError):  # it has ended since
-            process = TrainingProcess(launcher.address, {})
-    if process is None:
+    if launcher is None:
         yield call_by_name
         return
+    process = TrainingProcess(launcher.address, {})
 
     def call(name: str, *arguments: Any) -> Any:
         answer = process.call("call", name, *arguments)
@@ -283,16 +263,10 @@ def serve(owner_fd: int, listener_fd: int) -> None:
     """
     owner, listener = Connection(owner_fd), socket.socket(fileno=listener_fd)
     folder = Path(listener.getsockname()).parent
-
-    def end_if_left() -> None:
-        if _is_closed(owner):
-            _clean_up(folder)
-            os._exit(1)  # without waiting for the imports
-
     fault: str | None = "cannot fork on this system"
     try:
         if _CAN_FORK:
-            preload(check=end_if_left)
+            preload()
             fault = fork_fault()
         with contextlib.suppress(EOFError, OSError):
             owner.send(fault)
@@ -323,13 +297,6 @@ def _of_ray(folder: Path) -> Iterator[psutil.Process]:
                 yield process
 
 
-def _is_closed(connection: Connection) -> bool:
-    """Whether the process at the other end of a connection has closed it, or has ended."""
-    poll = select.poll()
-    poll.register(connection, _CLOSED)
-    return bool(poll.poll(0))
-
-
 @dataclass(kw_only=True, eq=False)
 class _Child:
     process: BaseProcess
@@ -347,9 +314,6 @@ class _Children:
         self._owner, self._listener = owner, listener
         self._context: Any = multiprocessing.get_context("fork" if can_fork else "spawn")
         self._can_fork = can_fork
-        self._notes = Path(listener.getsockname()).parent
-        self._tried = set(sys.modules)
-        """Names of modules that are imported, or could not be."""
         self._children: dict[int, _Child] = {}
         """Each child twice: by its connection and by its ``gone``."""
         self._poll = select.poll()
@@ -373,35 +337,14 @@ class _Children:
             for child in set(self._children.values()):
                 _kill(child.process)
 
-    def _import_libraries(self) -> None:
-        """Import what trainings have noted, unless a process that tries it could then not be
-        forked: libraries may start threads.
-        """
-        names: dict[str, None] = {}
-        for note in self._notes.glob(_NOTES):
-            noted = json.loads(note.read_text(encoding="utf-8"))
-            names |= dict.fromkeys(name for name in noted if name not in self._tried)
-            note.unlink()
-        if not names:
-            return
-        self._tried |= names.keys()
-        attempt = self._context.Process(target=_try_to_import, args=([*names], os.getpid()))
-        attempt.start()
-        attempt.join(_IMPORT_SECONDS)
-        if attempt.exitcode == 0:
-            preload([*names])
-        elif attempt.exitcode is None:
-            _kill(attempt)
-
     def _start(self) -> None:
         others: list[Connection | socket.socket] = []
         if self._can_fork:
-            self._import_libraries()
             others = [self._owner, self._listener]
             others += [child.connection for child in self._children.values()]
         connection = Connection(self._listener.accept()[0].detach())
         process = self._context.Process(
-            target=_serve_requests, args=(connection, others, os.getpid(), self._notes)
+            target=_serve_requests, args=(connection, others, os.getpid())
         )
         process.start()
         assert process.pid is not None, "it was started"
@@ -439,23 +382,11 @@ class _Children:
             os.close(child.gone)
 
 
-def _try_to_import(names: Sequence[str], parent: int) -> None:
-    """Import libraries in a forked process, which ends with 0 if it could be forked afterwards."""
-    _lead_a_group(0)
-    _die_with(parent)
-    preload(names)
-    os._exit(0 if fork_fault() is None else 1)
-
-
 def _serve_requests(
-    connection: Connection,
-    others: Sequence[Connection | socket.socket],
-    parent: int,
-    notes: Path,
+    connection: Connection, others: Sequence[Connection | socket.socket], parent: int
 ) -> None:
-    """Carry out the requests on a connection.
-
-    Runs in the process that was started for that connection.
+    """Carry out the requests on a connection, in the process that was started for it: one training
+    after another, as its first rank (``begin``) or another one (``follow``), or calls of functions.
     """
     _lead_a_group(0)
     _die_with(parent)
@@ -464,71 +395,23 @@ def _serve_requests(
     with contextlib.suppress(EOFError, OSError):
         os.environ.update(connection.recv())
         usual_blas_threads()
-        from autotune.execution import task_run  # noqa: PLC0415  # imports torch
+        # imports torch
+        from autotune.execution.task_run import TaskRun, follow_task  # noqa: PLC0415
 
-        requests = _Requests(notes, task_run)
+        run: TaskRun | None = None
+        functions: dict[str, Callable[..., Any]] = {"call": call_by_name, "follow": follow_task}
         while True:
             method, *arguments = connection.recv()
+            answer: Any
             try:
-                answer = getattr(requests, method)(*arguments)
+                if method == "begin":
+                    run = TaskRun(*arguments)
+                    answer = run.port
+                else:
+                    answer = (functions.get(method) or getattr(run, method))(*arguments)
             except Exception as error:  # noqa: BLE001  # raised again by TrainingProcess.receive
                 answer = error
             connection.send(answer)
-
-
-class _Requests:
-    """What a process does for its client: one training after another, as their first rank or
-    as a further one.
-    """
-
-    def __init__(self, notes: Path, task_run: ModuleType) -> None:
-        self._task_run = task_run
-        self._run: TaskRun | None = None
-        self._note: Path | None = notes / _NOTES.replace("*", str(os.getpid()))
-        """File for the names of the libraries that a training function imports; None once it is
-        written."""
-        self._imported = frozenset(sys.modules)
-        self._is_users = False
-        """Whether the training is a function of the user's."""
-
-    def call(self, name: str, *arguments: Any) -> Any:
-        return call_by_name(name, *arguments)
-
-    def begin(self, task: TrialTask, host: str) -> int | None:
-        """Begin a training as its first rank.
-
-        Returns the port at this machine's address ``host`` where the others meet it; None if there
-        are no others.
-        """
-        self._is_users = task.config.training is not None
-        self._run = self._task_run.TaskRun(task, host)
-        return self._run.port
-
-    def follow(self, task: TrialTask, host: str, port: int, rank: int) -> WorkerReport | None:
-        """Train as another rank until the first one ends the training, and return its failure."""
-        failure = self._task_run.follow_task(task, host=host, port=port, rank=rank)
-        assert failure is None or isinstance(failure, WorkerReport)
-        return failure
-
-    def next_report(self) -> WorkerReport:
-        """Train to the next evaluation, or to the training's end."""
-        assert self._run is not None, "it was begun"
-        report = self._run.next_report()
-        if self._note is not None and self._is_users and report.evaluation is not None:
-            with contextlib.suppress(OSError):  # the launcher is gone
-                replace_file(self._note, json.dumps(imported_libraries(self._imported)))
-            self._note = None
-        return report
-
-    def keep(self) -> None:
-        """Write the training's state to the task's state folder."""
-        assert self._run is not None, "it was begun"
-        self._run.keep()
-
-    def end(self) -> None:
-        """End the training where it stands and free its resources."""
-        if self._run is not None:
-            self._run.close()
 
 
 def _die_with(parent: int) -> None:

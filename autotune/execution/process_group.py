@@ -84,7 +84,8 @@ class ProcessGroup:
         self._address = launcher
         self._launcher: Launcher | None = None
         """This worker's own launcher, where there is none at the address."""
-        self._processes: dict[int, RankProcess] = {}
+        self._processes: list[RankProcess] = []
+        """The process of each rank."""
         self._failures: dict[int, WorkerReport | None] = {}
         """The failures of the ranks, other than the first, that have ended; None of one that has
         ended without."""
@@ -96,9 +97,8 @@ class ProcessGroup:
         """Begin a training in processes that are ready for it."""
         if task.config.training is not None or task.num_workers != len(self._processes):
             self._end_processes()
-        for rank in range(task.num_workers):
-            if rank not in self._processes:
-                self._processes[rank] = self._started(task, rank)
+        while len(self._processes) < task.num_workers:
+            self._processes.append(self._started(task, len(self._processes)))
         self._task, self._began_at, self._failures = task, time.time(), {}
         first = self._processes[0]
         first.send("begin", task, self._host)
@@ -106,9 +106,8 @@ class ProcessGroup:
         if isinstance(port, ProcessExited):  # which the next report says; no other rank was asked
             self._failures = dict.fromkeys(range(1, task.num_workers))
             return
-        for rank, process in self._processes.items():
-            if rank > 0:
-                process.send("follow", task, self._host, port, rank)
+        for rank, process in enumerate(self._processes[1:], start=1):
+            process.send("follow", task, self._host, port, rank)
 
     def next_report(
         self, is_interrupted: Callable[[], bool] = lambda: False
@@ -159,14 +158,14 @@ class ProcessGroup:
         self._end_processes()
         try:
             self.begin(task)
-            while (report := self.next_report(is_interrupted)) is not None:
-                if report.outcome is not None:
-                    self._end_processes()
-                    yield report
-                    return
+            report = self.next_report(is_interrupted)
+            while report is not None and report.outcome is None:
                 yield report
+                report = self.next_report(is_interrupted)
         finally:
             self._end_processes()
+        if report is not None:
+            yield report
 
     def keep(self) -> None:
         """Write the training's state to the task's state folder, for another process to continue
@@ -179,25 +178,22 @@ class ProcessGroup:
         self._processes[0].receive()
 
     def end(self) -> None:
-        """End the training where it stands, in all ranks; those that do not end are killed."""
+        """End the training where it stands, in all ranks; if one does not end, all are killed."""
         task, self._task = self._task, None
-        first = self._processes.get(0)
-        if task is None or first is None:
+        if task is None or not self._processes:
             return
-        if task.num_workers == 1:
-            self._end_rank(0, _CLEAN_UP_SECONDS)
-            return
-        for rank, failure in self._failures.items():
-            if failure is not None:
-                self._kill(rank)  # the first rank's end would wait for it
-        self._end_rank(0, _END_SECONDS)
-        if first.is_gone:  # then the others wait for it
+        first, has_failed = self._processes[0], self._first_failure(0.0) is not None
+        if not has_failed:  # else the first rank would wait for the one that has
+            first.send("close")
+            if first.poll(_CLEAN_UP_SECONDS if task.num_workers == 1 else _END_SECONDS):
+                with contextlib.suppress(Exception):  # what the training raises at its end
+                    first.receive()
+                has_failed = self._first_failure(_END_SECONDS) is not None or first.is_gone
+            else:
+                logger.warning("a training did not end, so its process was killed")
+                has_failed = True
+        if has_failed or len(self._failures) < task.num_workers - 1:
             self._end_processes()
-            return
-        self._first_failure(_END_SECONDS)
-        for rank in range(1, task.num_workers):
-            if self._failures.get(rank, rank) is not None:
-                self._kill(rank)
 
     def close(self) -> None:
         """End the training, the processes, and the launcher if it is this worker's own."""
@@ -205,28 +201,15 @@ class ProcessGroup:
         self._end_processes()
         if self._launcher is not None:
             self._launcher.close()
-            self._launcher = None
-
-    def _end_rank(self, rank: int, seconds: float) -> None:
-        process = self._processes[rank]
-        if not process.is_gone:
-            process.send("end")
-            if process.poll(seconds):
-                with contextlib.suppress(Exception):  # what the training raises at its end
-                    process.receive()
-                    return
-            logger.warning("a training did not end, so its process was killed")
-        self._kill(rank)
+            self._launcher = self._address = None
 
     def _first_failure(self, seconds: float) -> WorkerReport | None:
         """The failure that ended a rank other than the first within so many seconds, the one that
         is no mere consequence of another's end if there is one.
         """
         until = time.monotonic() + seconds
-        for rank, process in self._processes.items():
-            if rank == 0 or rank in self._failures:
-                continue
-            if process.poll(max(0.0, until - time.monotonic())):
+        for rank, process in enumerate(self._processes[1:], start=1):
+            if rank not in self._failures and process.poll(max(0.0, until - time.monotonic())):
                 self._failures[rank] = _failure_in(process.receive())
         known = [failure for failure in self._failures.values() if failure is not None]
         return min(known, key=lambda failure: failure.is_consequence, default=None)
@@ -234,20 +217,14 @@ class ProcessGroup:
     def _started(self, task: TrialTask, rank: int) -> RankProcess:
         if rank > 0 and self._start_elsewhere is not None:
             return self._start_elsewhere(task, rank)
-        environment = rank_environment(task, rank, self._devices)
-        if self._address is not None:
-            with contextlib.suppress(OSError):  # it was ended
-                return TrainingProcess(self._address, environment)
-        self._launcher = self._launcher or Launcher()
-        return TrainingProcess(self._launcher.address, environment)
-
-    def _kill(self, rank: int) -> None:
-        if (process := self._processes.pop(rank, None)) is not None:
-            process.close()
+        if self._address is None:
+            self._launcher = Launcher()
+            self._address = self._launcher.address
+        return TrainingProcess(self._address, rank_environment(task, rank, self._devices))
 
     def _end_processes(self) -> None:
-        for rank in list(self._processes):
-            self._kill(rank)
+        while self._processes:
+            self._processes.pop().close()
 
 
 def rank_environment(

@@ -248,7 +248,7 @@ def _rendezvous(task: TrialTask, host: str, port: int, rank: int) -> Any:
     return Rendezvous(host=host, port=port, rank=rank, size=task.num_workers)
 
 
-def follow_task(task: TrialTask, *, host: str, port: int, rank: int) -> WorkerReport | None:
+def follow_task(task: TrialTask, host: str, port: int, rank: int) -> WorkerReport | None:
     """Train a task as another rank than the first, until that ends.
 
     Returns this rank's failure, None if there was none.

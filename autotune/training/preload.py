@@ -9,16 +9,13 @@ when it is loaded, is loaded with one thread (``one_blas_thread``); a forked pro
 usual number (``usual_blas_threads``).
 """
 
-import contextlib
 import gc
 import importlib
 import os
 import pkgutil
-import sys
-import sysconfig
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from threadpoolctl import threadpool_limits
@@ -36,8 +33,6 @@ _TASKS = Path("/proc/self/task")
 _GPU_FILES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd", "/dev/dri/renderD")
 """How the paths of device files begin that a process with a GPU's context holds: CUDA's, also in
 WSL, and ROCm's."""
-_CHECK_SECONDS = 0.25
-"""Seconds between two calls of ``check``."""
 _END_SECONDS = 1.0
 """Longest wait for the kernel to end a thread."""
 _BLAS = "OPENBLAS_NUM_THREADS"
@@ -47,15 +42,10 @@ _WANTED_BLAS = "AUTOTUNE_OPENBLAS_NUM_THREADS"
 empty if there was none."""
 
 
-def preload(names: Sequence[str] = (), *, check: Callable[[], None] = lambda: None) -> None:
+def preload() -> None:
     """Import what trainings import, so that forked processes need not.
 
     The garbage collector then ignores the imported objects.
-
-    Args:
-        names: modules to import, in this order; one that cannot be imported is left out. Empty for
-            all that autotune's own loop needs.
-        check: called a few times a second meanwhile.
 
     A thread does the imports, and has ended when this returns: the imports' memory is then in that
     thread's own part of the heap (a glibc arena), and the main thread's part stays as compact as in
@@ -65,10 +55,7 @@ def preload(names: Sequence[str] = (), *, check: Callable[[], None] = lambda: No
     gc.disable()  # it would walk the imported objects again and again
     try:
         with ThreadPoolExecutor(1) as threads:
-            imports = threads.submit(_import_each, names) if names else threads.submit(_import_all)
-            while not wait([imports], timeout=_CHECK_SECONDS).done:
-                check()
-            imports.result()
+            threads.submit(_import_all).result()
     finally:
         gc.enable()
     # else a collection in a forked process would copy every memory page of the imported objects
@@ -87,27 +74,6 @@ def _import_all() -> None:
     ]
     for name in (*_MODULES, *names):
         importlib.import_module(name)
-
-
-def _import_each(names: Sequence[str]) -> None:
-    for name in names:
-        with contextlib.suppress(Exception):  # an optional part of a library that is not there
-            importlib.import_module(name)
-
-
-def imported_libraries(before: Collection[str]) -> list[str]:
-    """Modules of installed libraries, and of Python's own, that were imported since ``before``,
-    the names of those that had been.
-    """
-    folders = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
-    specs = [
-        getattr(module, "__spec__", None)
-        for name, module in list(sys.modules.items())
-        if name not in before
-    ]
-    return [
-        spec.name for spec in specs if spec is not None and str(spec.origin).startswith(folders)
-    ]
 
 
 def fork_fault() -> str | None:

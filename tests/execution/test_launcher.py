@@ -303,7 +303,7 @@ class _NeverAsked(_Ended):
 def test_a_first_rank_that_ends_before_it_begins_is_told_without_the_others(
     make_task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    processes = {0: _Ended(), 1: _NeverAsked()}
+    processes = [_Ended(), _NeverAsked()]
     monkeypatch.setattr(ProcessGroup, "_started", lambda self, task, rank: processes[rank])
     group = ProcessGroup()
     [report] = reports_of(group, make_task("parallelism=ddp"))

@@ -99,5 +99,5 @@ def test_an_evaluation_goes_the_way_that_the_map_shows(
     block = MAP.read_text().split("**One evaluation**")[1].split("```")[1]
     shown = re.findall(r"(execution/\w+\.py: [\w.]+)", block)
     assert walked == shown
-    assert len(walked) == 7
+    assert len(walked) == 6
     assert process != os.getpid()
