@@ -30,14 +30,13 @@ from autotune.config.build import check_target_names, entries
 from autotune.config.config_files import Choices, ConfigFiles
 from autotune.config.messages import value_message
 from autotune.config.overrides import as_configured, parse_override
-from autotune.config.schema import FIXED_KEYS, STUDY_KEYS, Config, TrialConfig
+from autotune.config.schema import STUDY_KEYS, Config, TrialConfig
 from autotune.errors import ConfigError, InvalidTrialError
 from autotune.redaction import MARK, without_secrets_in
 from autotune.remote import refuse_url, user_path
 from autotune.space import Suggestion, override_text
 from autotune.yaml_files import yaml_text
 
-_MAX_CACHED_POINTS = 64
 _INHERITED_KEYS = frozenset({"device", "data.root", "data.download", "study.folder"})
 """Keys that a source takes over from the command line: the device, and where files are, never
 what is trained."""
@@ -79,6 +78,15 @@ class Composed:
                 return None
             value = value[part]
         return value
+
+    def values_of(self, overrides: Sequence[str]) -> dict[str, Any]:
+        """Values of the training's keys that overrides set, by config key."""
+        keys = [parse_override(text).key_or_group for text in overrides]
+        return {
+            key: self.lookup(key)
+            for key in keys
+            if key.partition(".")[0] not in {*STUDY_KEYS, "seed"}
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,9 +156,6 @@ class Composer:
         """Experiments that a technique of a composed configuration starts from, by name."""
         self._source_of = source_of
         self._option_nodes: dict[tuple[str, str], Any] = {}
-        self._composed_points: dict[tuple[tuple[str, ...], int], Composed] = {}
-        """The latest composed suggestions, by point and seed: checks and runs compose the same
-        ones again."""
 
     def refuse_sweeps(self) -> None:
         """Refuse sweeps on the command line, for commands that run a single configuration.
@@ -174,28 +179,18 @@ class Composer:
         return self._resolved(self._typed(config), choices)
 
     def compose_suggestion(self, suggestion: Suggestion, *, seed: int) -> Composed:
-        """Compose the configuration of one point of the search space; the latest points are cached.
+        """Compose the configuration of one point of the search space.
 
         Raises:
             InvalidTrialError: the point cannot be composed, or no training can run its
                 configuration.
         """
-        known = self._composed_points.get((suggestion.key, seed))
-        if known is not None:
-            return known
         try:
             composed = self._resolved(*self._point(suggestion, seed))
             _ = composed.trial
         except ConfigError as error:
             raise InvalidTrialError(str(error)) from error
-        if len(self._composed_points) >= _MAX_CACHED_POINTS:
-            del self._composed_points[next(iter(self._composed_points))]
-        self._composed_points[suggestion.key, seed] = composed
         return composed
-
-    def is_group(self, key: str) -> bool:
-        """Whether a key names a config group, so that its value is the name of an option."""
-        return key in self._command_line[1]
 
     def experiment_of(self, suggestion: Suggestion, *, seed: int) -> dict[str, Any]:
         """Content of an experiment's file that composes to a point's training, in the study that
@@ -212,7 +207,7 @@ class Composer:
         choices |= {
             group: option for group, option in stated_choices.items() if group in STUDY_KEYS
         }
-        defaults, default_choices = self._files.compose([])
+        _, default_choices = self._files.compose([])
         changed = {
             group: option
             for group, option in choices.items()
@@ -222,10 +217,12 @@ class Composer:
             {f"{'override ' if group in default_choices else ''}/{group}": option}
             for group, option in changed.items()
         ]
-        for group in changed:
-            if group in defaults:
-                defaults[group] = self._files.compose([f"{group}={changed[group]}"])[0][group]
-        plain: Any = OmegaConf.to_container(self._typed(defaults))
+        chosen = [
+            f"{group}={override_text(option)}"
+            for group, option in changed.items()
+            if group in default_choices
+        ]
+        plain: Any = OmegaConf.to_container(self._typed(self._files.compose(chosen)[0]))
         return {"defaults": [*lines, "_self_"], **_difference(content, plain)}
 
     @property
@@ -352,27 +349,6 @@ class Composer:
         file = f"{name.replace('/', '_')}-{digest}.safetensors"
         path = (folder / "checkpoints" / file).absolute()
         return Source(experiment=name, arguments=tuple(arguments), path=path)
-
-
-def split_overrides(
-    composer: Composer, overrides: Sequence[str]
-) -> tuple[dict[str, str], dict[str, Any]]:
-    """Split the overrides that describe the training into options by config group and values by
-    config key.
-    """
-    groups: dict[str, str] = {}
-    values: dict[str, Any] = {}
-    for override in map(parse_override, overrides):
-        key, value = override.key_or_group, override.value()
-        if re.split(r"[./]", key)[0] in FIXED_KEYS - {"target", "evaluate_every_samples"}:
-            continue
-        if composer.is_group(key) and isinstance(value, str):
-            groups[key] = value
-        else:
-            # Hydra's quoted texts become plain ones
-            made: Any = OmegaConf.to_container(OmegaConf.create([value]))
-            values[key] = made[0]
-    return groups, values
 
 
 @cache

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from autotune.config.build import build_partial, call
-from autotune.config.compose import Composed, Composer, Source, split_overrides
+from autotune.config.compose import Composed, Composer, Source
 from autotune.config.schema import TrialConfig
 from autotune.confirm.runs import Lanes, Run, RunsInTurns
 from autotune.confirm.statistics import in_turns
@@ -108,7 +108,6 @@ class ComparisonPlan(Comparison, TrainingPlan):
         each, name = self.configurations[index], f"{self.configurations[index].name}-{number}"
         seed = derived_seed(self.config.study.seed, f"compare {number}")
         config = each.composer.compose_suggestion(Suggestion({}), seed=seed).trial
-        groups, values = split_overrides(each.composer, each.overrides)
         return Run(
             configuration=index,
             number=number,
@@ -119,7 +118,7 @@ class ComparisonPlan(Comparison, TrainingPlan):
                 name=name,
                 phase="compare",
                 trial=number,
-                values={"side": each.name, **groups, **values},
+                values={"side": each.name, **each.composed.values_of(each.overrides)},
                 overrides=each.overrides,
                 make_config=config.as_dict,
                 seed=seed,

@@ -10,7 +10,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from autotune.config.compose import Composer, split_overrides
+from autotune.config.compose import Composer
 from autotune.config.experiments import shipped_folder
 from autotune.config.schema import FIXED_KEYS, Config, TrialConfig
 from autotune.config.space_files import read_search_space
@@ -333,7 +333,7 @@ def test_the_configuration_is_printed_with_its_interpolations_or_resolved() -> N
     assert "epochs: 64" in composer.config_yaml(resolve=True)
 
 
-def test_a_command_line_comes_apart_into_groups_and_values_of_a_training() -> None:
+def test_values_of_a_training_that_a_command_line_sets_are_told_from_the_studys() -> None:
     overrides = [
         "experiment=cnn",
         "optimizer=adamw",
@@ -345,9 +345,8 @@ def test_a_command_line_comes_apart_into_groups_and_values_of_a_training() -> No
         "tracking=none",
         "+model.extra={a: 'b c'}",
     ]
-    groups, values = split_overrides(Composer(overrides), overrides)
-    assert groups == {"optimizer": "adamw"}
-    assert values == {
+    assert Composer(overrides).compose().values_of(overrides) == {
+        "optimizer": "adamw",
         "optimizer.lr": 0.5,
         "model.widths": [1, 2],
         "target.value": 0.9,
