@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.config.command_keys import own_key, own_keys_help, read_own_keys, refuse_other_keys
-from autotune.config.command_line import parse_command_line, run_main
-from autotune.config.experiment_file import train_command
+from autotune.config.command_line import parse_command_line, run_main, train_command
 from autotune.errors import ConfigError, StudyError
 from autotune.execution.study_folder import shown_path
 from autotune.files import check_format, make_folder, replace_file, replacing

@@ -22,11 +22,15 @@ import autotune
 from autotune import api
 from autotune.config.build import build
 from autotune.config.compose import Composed, Composer
-from autotune.config.experiment_file import arguments_yaml, check_exported, experiment_yaml
 from autotune.config.overrides import read_value
 from autotune.config.space_files import read_search_space
 from autotune.errors import ConfigError, SearchSpaceError
-from autotune.execution.exported import compose_exported
+from autotune.execution.exported import (
+    arguments_yaml,
+    check_exported,
+    compose_exported,
+    experiment_yaml,
+)
 from autotune.measurement import Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import read_recording, write_recording

@@ -27,8 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from autotune.config.build import check_target_names, entries
-from autotune.config.config_files import Choices, ConfigFiles
-from autotune.config.messages import value_message
+from autotune.config.config_files import Choices, ConfigFiles, value_message
 from autotune.config.overrides import as_configured, parse_override
 from autotune.config.schema import STUDY_KEYS, Config, TrialConfig
 from autotune.errors import ConfigError, InvalidTrialError

@@ -32,7 +32,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from autotune.config.build import entries, shipped_options
 from autotune.config.experiments import named_files, shipped_folder
-from autotune.config.messages import unknown_key_message, value_message
 from autotune.config.overrides import parse_override, without_plain_text
 from autotune.config.schema import STUDY_KEYS
 from autotune.errors import ConfigError, did_you_mean
@@ -53,6 +52,17 @@ _COMMAND_LINE_ONLY: Mapping[str, Any] = {
 """Keys that say where files are written or who is sent what, with their defaults: the files of
 an experiment cannot set them."""
 
+_GONE = {
+    "cluster.keep_cpus_awake": "no process keeps CPUs awake",
+    "data.max_bytes": "data files may have any size",
+    "data.max_columns": "data files may have any size",
+    "reuse_process": "each trial has a process of its own",
+    "training._reuse_process_": "each trial has a process of its own",
+    "notify": (
+        "send the message from what starts the study, by its exit code and the study's summary.json"
+    ),
+}
+"""Keys of the version before, and what took their place."""
 _BARE = "_bare_"
 """Name of an option without any key."""
 _INTERPOLATION = re.compile(r"\$\{[\w.\[\]/-]+\}")
@@ -412,3 +422,33 @@ def _leaves_folder(name: str) -> bool:
         or name.startswith("/")
         or "://" in name
     )
+
+
+def value_message(error: BaseException) -> str:
+    """An error of Hydra, OmegaConf, YAML or the file system as one line, which begins with the key
+    if there is one.
+    """
+    cause = error.__cause__
+    if getattr(cause, "full_key", None) or (cause and not str(error)):
+        return value_message(cause)  # type: ignore[arg-type]  # not None
+    key = getattr(error, "full_key", None)
+    text = " ".join(re.split(r"\n\s*full_key:", str(error))[0].split())
+    if found := re.search(r"is not a subclass of (\w+?)(?:Config)?\. value: (.*)", text):
+        return f"{found[1].lower()}: found {found[2]}; write {found[1].lower()}.KEY=VALUE"
+    return f"{key}: {text}" if key else text
+
+
+def unknown_key_message(key: str, known: Sequence[str]) -> str:
+    """What to write in place of a key that no configuration has.
+
+    Args:
+        known: the keys of the configuration.
+    """
+    if key in _GONE:
+        return f"{key}: there is no such key any more; {_GONE[key]}"
+    parent = key.rpartition(".")[0]
+    is_argument = f"{parent}._target_" in known
+    siblings = [name for name in known if name.startswith(f"{parent}.")] if is_argument else known
+    hint = did_you_mean(key, [name for name in siblings if not name.endswith("._target_")])
+    added = f"; +{key}=VALUE adds an argument" if is_argument and not hint else ""
+    return f"{key}: no such key{hint}; --cfg job prints all keys{added}"

@@ -14,14 +14,20 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from autotune.config.command_line import EXIT_NOT_REACHED
-from autotune.config.experiment_file import check_exported, experiment_yaml, train_command
+from autotune.config.command_line import EXIT_NOT_REACHED, train_command
 from autotune.config.schema import TrialConfig
 from autotune.confirm.confirmation import Confirmation
 from autotune.confirm.race import Configuration
 from autotune.errors import FileError, StudyError, WorkerError
 from autotune.execution.best_weights import BEST_WEIGHTS, best_model, keep_best
-from autotune.execution.exported import ARGUMENTS, SCRIPT, compose_exported, write_program
+from autotune.execution.exported import (
+    ARGUMENTS,
+    SCRIPT,
+    check_exported,
+    compose_exported,
+    experiment_yaml,
+    write_program,
+)
 from autotune.execution.live_study import LiveStudy, busy_seconds, say
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import shown_path

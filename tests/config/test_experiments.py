@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from autotune.config.compose import Composer
-from autotune.config.experiment_file import check_exported, experiment_yaml
 from autotune.config.experiments import named_files, options, options_help, shipped_folder
 from autotune.errors import ConfigError, InvalidTrialError
+from autotune.execution.exported import check_exported, experiment_yaml
 from autotune.execution.settings import study_name
 from autotune.space import Suggestion
 from autotune.tune_study import _LISTED, tune_command
@@ -228,5 +228,5 @@ def test_an_experiment_that_composes_to_something_else_is_refused() -> None:
     one, other = (
         Composer(["experiment=cnn", f"batch_size={size}"]).compose().trial for size in (32, 64)
     )
-    with pytest.raises(ConfigError, match=r"best\.yaml: batch_size: composes to 32, the trial had"):
+    with pytest.raises(ConfigError, match=r"best\.yaml: batch_size: 64 there, 32 here"):
         check_exported(one, other)

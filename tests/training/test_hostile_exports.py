@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.config.compose import Composer
-from autotune.config.experiment_file import arguments_yaml
 from autotune.config.schema import TrialConfig
 from autotune.errors import AutotuneError, ConfigError
+from autotune.execution.exported import arguments_yaml
 from autotune.outcome import Outcome
 from autotune.reporting.study_files import write_trials
 from autotune.space import SearchSpace
