@@ -49,6 +49,7 @@ from autotune.reporting.study_files import (
     json_text,
     make_front,
     scores_json,
+    write_csv,
     write_trials,
 )
 from autotune.reporting.terminal import format_metric, print_summary, verdict_rows
@@ -181,7 +182,7 @@ class _Conclusion:
         )
         replace_file(folder / SUMMARY, summary)
         if self.front is not None:
-            self.front.write(folder / "pareto_front.csv", policy.results)
+            write_csv(folder / "pareto_front.csv", self.front.header, self.front.rows)
         if self.confirmation is None or self.best is None:
             return None
         replace_file(folder / "best.json", summary)
@@ -334,7 +335,7 @@ class _Conclusion:
         if self.best is None if self.confirmation else not self.policy.scores:
             self._print_nothing_reached()
             return EXIT_NOT_REACHED
-        for line in self.front.lines() if self.front is not None else ():
+        for line in self.front.lines if self.front is not None else ():
             self.say(line)
         if self.confirmation is None:
             score, trial = min((score, trial) for trial, score in self.policy.scores.items())

@@ -32,8 +32,6 @@ class ConcludedStudy:
         trials: ``trials.csv`` by number of the trial: numbers that are not finite are NaN, texts
             that are missing are empty. Further columns: ``spent`` (seconds of prepare and train),
             ``bound`` (the score, or a lower bound on it), ``overrides``.
-        parameters: text of each parameter, by number of the trial; empty where a trial does not
-            have it.
         trace: ``trace.csv``; None for a study without it.
         front: ``pareto_front.csv``; None for a study of one objective.
         machine: content of ``machine.yaml``; empty for a study without it.
@@ -42,7 +40,6 @@ class ConcludedStudy:
     folder: Path
     summary: Mapping[str, Any]
     trials: pd.DataFrame
-    parameters: pd.DataFrame
     recording: Recording
     trace: pd.DataFrame | None
     front: pd.DataFrame | None
@@ -158,7 +155,7 @@ def readable(folder: Path) -> Iterator[None]:
 
 
 def read_concluded_study(folder: Path) -> ConcludedStudy:
-    """Read a study's result files.
+    """Read a study's result files, within ``readable``.
 
     Raises:
         AutotuneError: the folder has no study that has ended, or one of its files cannot be read.
@@ -170,40 +167,43 @@ def read_concluded_study(folder: Path) -> ConcludedStudy:
             f"study={folder.name}: {folder} has no recording/ and trials.csv: the study has not"
             " ended"
         )
-    with readable(folder):
-        table = pd.read_csv(folder / "trials.csv", dtype=str, keep_default_na=False)
-        table = table.astype({"trial": int}).set_index("trial").sort_index()
-        parameters = table.iloc[:, table.columns.get_loc("error") + 1 :]
-        measured = table[[name for name in MEASURED if name not in _TEXTS]].replace("nan", "")
-        numbers = measured.apply(pd.to_numeric)
-        trials = table[[*_TEXTS]].join(numbers.replace([np.inf, -np.inf], np.nan))
-        trials["outcome"] = pd.Series(
-            [Outcome[name] for name in table.outcome], table.index, dtype=object
-        )
-        trials["spent"] = trials.prepare_seconds.fillna(0.0) + trials.train_seconds
-        trials["bound"] = trials.score
-        trials["overrides"] = [
-            " ".join(f"{key}={value}" for key, value in row.items() if value) or "(no overrides)"
-            for row in parameters.to_dict("records")
-        ]
-        machine = folder / "machine.yaml"
-        content = yaml.safe_load(machine.read_text(encoding="utf-8")) if machine.is_file() else {}
-        check_format("machine", content.get(FORMAT_KEY), machine)
-        study = ConcludedStudy(
-            folder=folder,
-            summary=read_summary(folder / SUMMARY) or read_summary(folder / "best.json"),
-            trials=trials,
-            parameters=parameters,
-            recording=read_recording(folder / "recording"),
-            trace=_table(folder / "trace.csv"),
-            front=_table(folder / "pareto_front.csv"),
-            machine=content,
-        )
-        if study.scale.is_time:
-            is_censored = [outcome.is_censored for outcome in trials.outcome]
-            trials["bound"] = trials.score.fillna(trials.spent.where(is_censored))
-        _ = study.arms, study.speed_up
+    machine = folder / "machine.yaml"
+    content = yaml.safe_load(machine.read_text(encoding="utf-8")) if machine.is_file() else {}
+    check_format("machine", content.get(FORMAT_KEY), machine)
+    study = ConcludedStudy(
+        folder=folder,
+        summary=read_summary(folder / SUMMARY) or read_summary(folder / "best.json"),
+        trials=_read_trials(folder / "trials.csv"),
+        recording=read_recording(folder / "recording"),
+        trace=_table(folder / "trace.csv"),
+        front=_table(folder / "pareto_front.csv"),
+        machine=content,
+    )
+    if study.scale.is_time:
+        is_censored = [Outcome[name].is_censored for name in study.trials.outcome]
+        study.trials["bound"] = study.trials.bound.fillna(study.trials.spent.where(is_censored))
     return study
+
+
+def _read_trials(path: Path) -> pd.DataFrame:
+    table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    table = table.astype({"trial": int}).set_index("trial").sort_index()
+    values = table.iloc[:, table.columns.get_loc("error") + 1 :]
+    measured = table[[name for name in MEASURED if name not in _TEXTS]].replace("nan", "")
+    numbers = measured.apply(pd.to_numeric).replace([np.inf, -np.inf], np.nan)
+    return (
+        table[[*_TEXTS]]
+        .join(numbers)
+        .assign(
+            spent=numbers.prepare_seconds.fillna(0.0) + numbers.train_seconds,
+            bound=numbers.score,
+            overrides=[
+                " ".join(f"{key}={value}" for key, value in row.items() if value)
+                or "(no overrides)"
+                for row in values.to_dict("records")
+            ],
+        )
+    )
 
 
 def _table(path: Path) -> pd.DataFrame | None:

@@ -79,7 +79,6 @@ def runs_chart(
         orientation="h",
         stripmode="overlay",
         color_discrete_sequence=["#777777", "#D55E00"],
-        template="none",
     )
     figure.update_traces(jitter=1, marker={"size": 8}, hovertemplate="%{y}: %{x:.4g}")
     figure.add_bar(

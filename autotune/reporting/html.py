@@ -42,8 +42,8 @@ def write_study_report(folder: Path, output: Path | None = None) -> Path:
     Raises:
         AutotuneError: the folder has no study that has ended, or one of its files cannot be read.
     """
-    study = read_concluded_study(folder)
     with readable(folder):
+        study = read_concluded_study(folder)
         effects = time_effects(study.recording)
         charts = study_charts(study, effects)
         page = _page(study, effects, charts)
@@ -144,5 +144,5 @@ def _outcomes(study: ConcludedStudy) -> dict[Outcome, pd.Series]:
             & ~study.trace.trial.isin(study.trials.index)
         ]
         ended = pd.concat([ended, again.rename(columns={"train_seconds": "spent"})])
-    groups = {outcome: ended.spent[ended.outcome == outcome] for outcome in Outcome}
-    return {outcome: spent for outcome, spent in groups.items() if len(spent)}
+    groups = dict(iter(ended.groupby("outcome").spent))
+    return {outcome: groups[outcome] for outcome in Outcome if outcome in groups}

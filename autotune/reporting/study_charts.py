@@ -89,10 +89,7 @@ def _search_chart(study: ConcludedStudy) -> Chart | None:
     ]
     figure = px.scatter(
         trials.reset_index().assign(
-            seconds=[*ends],
-            height=[*trials.bound.fillna(floor)],
-            text=texts,
-            outcome=[*map(str, trials.outcome)],
+            seconds=[*ends], height=[*trials.bound.fillna(floor)], text=texts
         ),
         x="seconds",
         y="height",
@@ -104,7 +101,6 @@ def _search_chart(study: ConcludedStudy) -> Chart | None:
         symbol_map={str(outcome): outcome.traits.symbol for outcome in Outcome},
         category_orders={"outcome": [*COLOURS]},
         render_mode="svg",
-        template="none",
     )
     figure.update_traces(marker={"size": 9}, hovertemplate="%{hovertext}<extra></extra>")
     scores = study.reached.sort_values("stopped_at").score
@@ -158,7 +154,7 @@ def _curves_chart(study: ConcludedStudy) -> Chart | None:
     num_curves, stride = curves.trial.nunique(), math.ceil(len(curves) / _MAX_CURVE_POINTS)
     is_kept = (curves.groupby("trial").cumcount() % stride == 0) | ~curves.trial.duplicated("last")
     curves = curves[is_kept]
-    curves = curves.assign(group=curves.trial.map(study.trials.outcome.astype(str)))
+    curves = curves.assign(group=curves.trial.map(study.trials.outcome))
     colours, best_name = dict(reversed(COLOURS.items())), f"trial {best}, the best"
     if best in study.trials.index:
         colours[best_name] = COLOURS[study.trials.outcome[best]]
@@ -174,7 +170,6 @@ def _curves_chart(study: ConcludedStudy) -> Chart | None:
         color_discrete_map=colours,
         category_orders={"group": [*colours]},
         render_mode="svg",
-        template="none",
     )
     figure.update_traces(
         mode="lines+markers",
@@ -229,7 +224,6 @@ def _effect_charts(effects: Effects) -> list[Chart]:
         orientation="h",
         barmode="group",
         color_discrete_sequence=_PART_COLOURS,
-        template="none",
     )
     figure.update_traces(hovertemplate="%{y}: %{x:.0%}<extra></extra>")
     figure.update_layout(bargap=0.25)
@@ -289,7 +283,6 @@ def _effect_figure(factors: pd.DataFrame) -> go.Figure:
         error_y="above",
         error_y_minus="below",
         color_discrete_sequence=_PART_COLOURS[1:],
-        template="none",
     )
     figure.update_traces(
         showlegend=False,
@@ -340,7 +333,7 @@ def _phases_chart(study: ConcludedStudy) -> Chart | None:
     seconds = seconds.loc[:, seconds.fillna(0.0).any()]
     if seconds.empty:
         return None
-    figure = px.bar(seconds, orientation="h", color_discrete_map=_PHASE_COLOURS, template="none")
+    figure = px.bar(seconds, orientation="h", color_discrete_map=_PHASE_COLOURS)
     figure.update_yaxes(autorange="reversed", showgrid=False, title="")
     figure.update_xaxes(title="Seconds", rangemode="tozero")
     description = f"Seconds in each phase of one training: {', '.join(seconds.index)}."

@@ -13,9 +13,8 @@ import math
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotune.confirm.statistics import reach_rate_interval
 from autotune.errors import DataError, FileError
@@ -33,7 +32,7 @@ from autotune.objective import Pareto
 from autotune.outcome import Outcome
 from autotune.pareto import pareto_front
 from autotune.redaction import without_secrets_in
-from autotune.reporting.scores import SECONDS, ConfigurationScores, ScoreFormat, score_format_of
+from autotune.reporting.scores import SECONDS, ConfigurationScores, score_format_of
 from autotune.space import SearchSpace, Suggestion, override_text
 
 logger = logging.getLogger(__name__)
@@ -215,47 +214,18 @@ def read_summary(path: Path) -> dict[str, Any]:
     return content
 
 
-@dataclass(frozen=True, kw_only=True)
-class Front:
-    """Trials that reached the target and that no other trial beats in all objectives.
+class Front(NamedTuple):
+    """Trials that reached the target and that no other trial beats in all objectives, the best by
+    the first objective first.
 
     Each is one run of the search, not confirmed.
     """
 
-    scales: Mapping[str, ScoreFormat]
-    """The score format of each objective, by the objective's name in the configuration."""
-    points: Mapping[int, tuple[float, ...]]
-    """The trials' scores by each objective, by trial number; sorted by the first objective, best
-    first."""
-    picks: Mapping[str, int]
-    """The trial that each preference picks, by the preference's name."""
-    num_reached: int
-    """Number of trials that reached the target."""
-
-    def write(self, path: Path, results: Mapping[int, TrialResult]) -> None:
-        """Write the front as CSV: for each trial its score by each objective, the preferences
-        that pick it, and its overrides.
-        """
-        rows = []
-        for trial, scores in self.points.items():
-            picked_by = [name for name, picked in self.picks.items() if picked == trial]
-            overrides = Suggestion(results[trial].values).as_overrides()
-            rows.append([trial, *scores, " ".join(picked_by), " ".join(overrides)])
-        names = [f"{name} ({scale.unit})" for name, scale in self.scales.items()]
-        write_csv(path, ["trial", *names, "picked_by", "overrides"], rows)
-
-    def lines(self) -> list[str]:
-        """Lines on the front's size and on the trial that each preference picks."""
-        lines = [
-            f"Pareto front: {len(self.points)} of {self.num_reached} trials that reached the"
-            f" target, by {', '.join(self.scales)}"
-        ]
-        width = max(map(len, self.picks))
-        for name, trial in self.picks.items():
-            scores = zip(self.scales.items(), self.points[trial], strict=True)
-            words = ", ".join(f"{key} {scale.format(score)}" for (key, scale), score in scores)
-            lines.append(f"  {name:<{width}}  picks trial {trial}: {words}")
-        return lines
+    header: list[str]
+    rows: list[list[object]]
+    """For each trial its score by each objective, the preferences that pick it, its overrides."""
+    lines: list[str]
+    """On the front's size and on the trial that each preference picks, for people."""
 
 
 def make_front(objective: Pareto, results: Mapping[int, TrialResult]) -> Front | None:
@@ -270,7 +240,24 @@ def make_front(objective: Pareto, results: Mapping[int, TrialResult]) -> Front |
     points = dict(reached[index] for index in pareto_front([scores for _, scores in reached]))
     scales = {name: score_format_of(each) for name, each in objective.objectives.items()}
     picks = objective.picks(points)
-    return Front(scales=scales, points=points, picks=picks, num_reached=len(reached))
+    rows: list[list[object]] = []
+    for trial, scores in points.items():
+        picked_by = [name for name, picked in picks.items() if picked == trial]
+        overrides = Suggestion(results[trial].values).as_overrides()
+        rows.append([trial, *scores, " ".join(picked_by), " ".join(overrides)])
+    lines = [
+        f"Pareto front: {len(points)} of {len(reached)} trials that reached the target, by"
+        f" {', '.join(scales)}"
+    ]
+    width = max(map(len, picks))
+    for name, trial in picks.items():
+        words = ", ".join(
+            f"{key} {scale.format(score)}"
+            for (key, scale), score in zip(scales.items(), points[trial], strict=True)
+        )
+        lines.append(f"  {name:<{width}}  picks trial {trial}: {words}")
+    units = [f"{name} ({scale.unit})" for name, scale in scales.items()]
+    return Front(["trial", *units, "picked_by", "overrides"], rows, lines)
 
 
 class StudyTables:

@@ -41,27 +41,21 @@ RESULTS = [
 ]
 
 
-def test_the_front_is_a_table_and_told_with_what_each_preference_picks(tmp_path: Path) -> None:
-    objective, results = (
-        Pareto(
-            objectives={"time": TIME, "devices": DEVICES},
-            preferences=PREFERENCES,
-            search_for="balanced",
-        ),
-        {each.trial: each for each in RESULTS},
+def test_the_front_is_a_table_and_told_with_what_each_preference_picks() -> None:
+    objective = Pareto(
+        objectives={"time": TIME, "devices": DEVICES},
+        preferences=PREFERENCES,
+        search_for="balanced",
     )
-    front = make_front(objective, results)
+    front = make_front(objective, {each.trial: each for each in RESULTS})
     assert front is not None
-    front.write(tmp_path / "front.csv", results)
-    with (tmp_path / "front.csv").open(newline="") as file:
-        rows = list(csv.reader(file))
-    assert rows == [
-        ["trial", "time (s)", "devices (device-s)", "picked_by", "overrides"],
-        ["4", "7.0", "56.0", "balanced quick", "workers=8"],
-        ["1", "12.0", "48.0", "", "workers=4"],
-        ["0", "40.0", "40.0", "thrifty", "workers=1"],
+    assert front.header == ["trial", "time (s)", "devices (device-s)", "picked_by", "overrides"]
+    assert front.rows == [
+        [4, 7.0, 56.0, "balanced quick", "workers=8"],
+        [1, 12.0, 48.0, "", "workers=4"],
+        [0, 40.0, 40.0, "thrifty", "workers=1"],
     ]
-    assert front.lines() == [
+    assert front.lines == [
         "Pareto front: 3 of 5 trials that reached the target, by time, devices",
         "  balanced  picks trial 4: time 7.00 s, devices 56 device-s",
         "  quick     picks trial 4: time 7.00 s, devices 56 device-s",
