@@ -24,7 +24,7 @@ target.
 """
 
 import math
-import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -139,10 +139,8 @@ class Recording:
         return min((seconds for seconds in times if seconds is not None), default=None)
 
 
-MAX_VALUES_VARIABLE = "AUTOTUNE_RECORDING_MAX_VALUES"
-"""Environment variable that raises the limit of values that one file of a recording may hold: a
-few bytes can stand for gigabytes."""
 _MAX_VALUES = 100_000_000
+"""The most values that one file may hold: a few bytes can stand for gigabytes."""
 _CURVES = {
     "step": ("steps", pa.int64()),
     "train_seconds": ("train_seconds", pa.float64()),
@@ -192,14 +190,10 @@ def _read(folder: Path) -> Recording:
     points = _read_table(folder / "trials.parquet").to_pylist()
     order = [("step", "ascending"), ("train_seconds", "ascending")]
     curves = _read_table(folder / "curves.parquet").sort_by(order)
-    columns = {
-        field: [_value(name, value) for value in curves[name].to_pylist()]
-        for name, (field, _) in _CURVES.items()
-        if name in curves.column_names
-    }
-    rows_of: dict[int, list[int]] = {}
-    for row, number in enumerate(curves["trial"].to_pylist()):
-        rows_of.setdefault(number, []).append(row)
+    fields = {name: field for name, (field, _) in _CURVES.items() if name in curves.column_names}
+    evaluations: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for row in curves.to_pylist():
+        evaluations[row["trial"]].append(row)
     baseline, outcomes = study.get("baseline"), study.get("outcomes") or {}
     trials = []
     for point in points:
@@ -210,8 +204,8 @@ def _read(folder: Path) -> Recording:
             continue
         where = f"{folder / 'trials.parquet'}: trial {number}"
         curve: dict[str, Any] = {
-            field: tuple(column[row] for row in rows_of.get(number, []))
-            for field, column in columns.items()
+            field: tuple(_value(name, row[name]) for row in evaluations[number])
+            for name, field in fields.items()
         }
         trials.append(
             RecordedTrial(
@@ -251,13 +245,9 @@ def _read_mapping(path: Path) -> Mapping[str, Any]:
 
 
 def _read_table(path: Path) -> pa.Table:
-    max_values = int(os.environ.get(MAX_VALUES_VARIABLE, _MAX_VALUES))
     described = pq.read_metadata(path)
-    if (num_values := described.num_rows * described.num_columns) > max_values:
-        raise DataError(
-            f"{path}: found {num_values:,} values, at most are {max_values:,}"
-            f" ({MAX_VALUES_VARIABLE}=NUMBER raises it)"
-        )
+    if (num_values := described.num_rows * described.num_columns) > _MAX_VALUES:
+        raise DataError(f"{path}: found {num_values:,} values, the most are {_MAX_VALUES:,}")
     return pq.read_table(path)
 
 

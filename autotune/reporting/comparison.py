@@ -173,27 +173,18 @@ def _times(ratio: Ratio | None, factor: float) -> Ratio | None:
 
 def verdict(comparison: Comparison, other: Compared) -> str:
     """The conclusion on a configuration and the first one, in a sentence."""
-    first = comparison.configurations[0]
-    ratio = ratio_of_pairs(first.scores, other.scores)
-    names, is_time = f"{first.name} / {other.name}", comparison.scale.is_time
-    if not first.runs.keys() & other.runs.keys():
-        return "nothing to compare: no pair of runs ended"
-    if missing := [each.name for each in (first, other) if not each.summary.num_reached]:
-        who = (
-            f"{missing[0]} never" if len(missing) == 1 else f"neither {' nor '.join(missing)} ever"
-        )
+    first, is_time = comparison.configurations[0], comparison.scale.is_time
+    names, ratio = f"{first.name} / {other.name}", ratio_of_pairs(first.scores, other.scores)
+    missing = [each.name for each in (first, other) if each.runs and not each.summary.num_reached]
+    if missing:
         told = f"; {names} is {describe_ratio(ratio)}" if ratio else ""
-        return f"{who} reached the target{told}"
+        return f"{' and '.join(missing)} never reached the target{told}"
     if ratio is None:
         return f"no pair of runs has two {'times' if is_time else 'scores'} to compare"
     measured = f"({describe_interval(ratio)}, n = {counted(ratio.num_pairs, 'pair')})"
     if not ratio.is_resolved:
-        which = (
-            "which"
-            if len(comparison.configurations) == 2
-            else f"which of {first.name} and {other.name}"
-        )
-        return f"{which} is {'faster' if is_time else 'better'} is not resolved {measured}"
+        which = f"which of {first.name} and {other.name} is {'faster' if is_time else 'better'}"
+        return f"{which} is not resolved {measured}"
     if is_time:
         times = format_ratio(ratio)
         return f"{other.name} reaches the target {times} as fast as {first.name} {measured}"

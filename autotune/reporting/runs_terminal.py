@@ -92,9 +92,7 @@ def print_comparison(console: Console, comparison: Comparison, *, folder: str) -
         say(f"  {each.name:<8}{each.shown}")
     console.print(_table(comparison))
     for each in comparison.configurations[1:]:
-        ratio = next(iter(comparison.ratios(each).values()))
-        is_resolved = comparison.all_reached and ratio is not None and ratio.is_resolved
-        say(f"  {verdict(comparison, each)}", "bold green" if is_resolved else "bold")
+        say(f"  {verdict(comparison, each)}", "bold")
     if not comparison.is_complete:
         say(f"  interrupted after {comparison.num_runs} of {comparison.num_wanted} runs")
     runs = [run for each in comparison.configurations for run in each.runs.values()]

@@ -157,13 +157,13 @@ def test_the_chart_shows_every_run_and_what_a_success_costs() -> None:
     ("name", "said"),
     [
         ("plain", "b reaches the target 2.00x as fast as a (interval 2.00x to 2.00x, n = 3 pairs)"),
-        ("a fell short", "which is faster is not resolved (interval 0.00x to "),
+        ("a fell short", "which of a and b is faster is not resolved (interval 0.00x to "),
         (
             "a never reached",
             "a never reached the target; a / b is at least 2.00x (interval from",
         ),
-        ("neither reached", "neither a nor b ever reached the target"),
-        ("one run", "nothing to compare: no pair of runs ended"),
+        ("neither reached", "a and b never reached the target"),
+        ("one run", "no pair of runs has two times to compare"),
     ],
 )
 def test_a_verdict_claims_no_more_than_was_measured(name: str, said: str) -> None:
