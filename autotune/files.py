@@ -30,6 +30,9 @@ number is of format 1."""
 
 FORMAT_KEY = "format"
 """Key of a file's format in its JSON or YAML."""
+WEIGHTS_FILE, STATE_FILE = "weights.safetensors", "state.pt"
+"""Names of the files, in a training's folder, of its weights and of the state that it continues
+from."""
 
 
 def check_format(kind: str, found: Any, where: object) -> int:

@@ -24,12 +24,12 @@ from autotune.config.command_line import (
 from autotune.config.experiments import names_experiment, require_experiment
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, WorkerError
+from autotune.files import STATE_FILE, WEIGHTS_FILE
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import Objective, check_measured
 from autotune.outcome import Outcome
 from autotune.redaction import LogFormatter
 from autotune.remote import fetched, is_file, is_remote, upload, user_path
-from autotune.training.state_files import STATE_FILE, WEIGHTS_FILE
 
 _EPILOG = "An exported experiment runs by name: autotune train experiment=NAME --config-dir DIR"
 

@@ -19,7 +19,7 @@ from autotune.execution.interrupt import interruptible
 from autotune.execution.launcher import Launcher, calling
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import log_file, sole_user
-from autotune.files import FORMAT_KEY, FORMATS, replace_file
+from autotune.files import FORMAT_KEY, FORMATS, STATE_FILE, replace_file
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
 from autotune.redaction import without_secrets
@@ -44,7 +44,6 @@ from autotune.tracking.tracker import (
     search_name,
 )
 from autotune.tracking.writer import TrackerWriter
-from autotune.training.state_files import is_kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +254,7 @@ def _policy(plan: StudyPlan, study: Study, sampler: PausingSampler | None) -> Sc
         max_errors_in_a_row=plan.config.search.max_errors_in_a_row,
         sampler=sampler,
         may_repeat=plan.config.search.repeats,
-        is_kept=lambda trial: is_kept(plan.state_folder(trial)),
+        is_kept=lambda trial: (plan.state_folder(trial) / STATE_FILE).is_file(),
     )
 
 

@@ -25,13 +25,13 @@ from autotune.execution.task import (
     warn_of_worker,
     warn_once,
 )
+from autotune.files import STATE_FILE
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
 from autotune.search.scheduler import Done, Resume, Scheduler, Start, Trial, Wait
 from autotune.search.stopping import Decision
 from autotune.tracking.tracker import TrackedTrial, Tracker, search_name
 from autotune.tracking.writer import TrackerWriter
-from autotune.training.state_files import has_room
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
@@ -464,7 +464,17 @@ class TrialManager:
 
 
 def _has_room_for_states(folder: Path) -> bool:
-    if has_room(folder):
+    """Whether the disk of a folder has room for another saved state, beside those in the folders
+    within it.
+
+    Room is what the largest of those takes, twice since a state is replaced by a new file, and some
+    megabytes for all other files.
+    """
+    try:
+        largest = max((path.stat().st_size for path in folder.glob(f"*/{STATE_FILE}")), default=0)
+        if shutil.disk_usage(folder).free >= 2 * largest + 8 * 2**20:
+            return True
+    except OSError:  # a state was deleted meanwhile, or the folder is another machine's
         return True
     warn_once(
         f"{folder}: the disk has no room for the states of paused trials; trials go on without"

@@ -24,12 +24,11 @@ from safetensors.torch import save
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, DataError, StateError
-from autotune.files import FORMATS, check_format, make_folder, replace_file, replacing
+from autotune.files import FORMATS, STATE_FILE, check_format, make_folder, replace_file, replacing
 from autotune.measurement import Evaluation
 from autotune.redaction import without_secrets_in
 from autotune.session import Checkpoint
 from autotune.training.capabilities import versions
-from autotune.training.state_files import STATE_FILE
 
 _MALFORMED = (
     ArithmeticError,
@@ -294,21 +293,24 @@ class TrainingCheckpoint(Checkpoint):
 
     Args:
         device: device of the training, whose random numbers belong to its state.
+        resumed: state that ``write`` wrote, for the function to load; None if the training begins.
+        folder: folder that it was written into.
         on_load: called when the function has loaded its state.
     """
 
-    def __init__(self, device: torch.device, on_load: Callable[[], None] = lambda: None) -> None:
-        self._device, self._on_load = device, on_load
-        self._resumed: Mapping[str, Any] | None = None
-        self._files: Path | None = None
+    def __init__(
+        self,
+        device: torch.device,
+        resumed: Mapping[str, Any] | None,
+        folder: Path | None,
+        on_load: Callable[[], None],
+    ) -> None:
+        self._device, self._resumed, self._on_load = device, resumed, on_load
+        files = None if folder is None else folder / "files"
+        self._files = files if files is not None and files.is_dir() else None
         self._state: Mapping[str, Any] | None = None
         self._weights: Mapping[str, Any] | None = None
         self._write_files: Callable[[Path], object] | None = None
-
-    def resume(self, state: Mapping[str, Any], folder: Path) -> None:
-        """Let the function load a state that ``write`` wrote into ``folder``."""
-        self._resumed = state
-        self._files = folder / "files" if (folder / "files").is_dir() else None
 
     def load(self, objects: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """See ``Checkpoint.load``.

@@ -114,7 +114,7 @@ def make_components(
     precision = Precision(config.precision, device)
     offered = {
         "device": device,
-        "input_shape": data.input_shape,
+        "input_shape": tuple(data.example.shape),
         "num_classes": data.num_classes,
         "allowed_targets": allowed,
     }
@@ -138,7 +138,12 @@ def make_components(
         loss = make_part(config.loss, allowed, "loss")
         shared = SharedModel(model)
         if ranks is not None and ranks.is_joined:
-            shared = strategy.share(model, ranks, precision, _loss_of_outputs(loss, precision))
+            shared = strategy.share(
+                model,
+                ranks,
+                precision,
+                lambda outputs, targets: loss(precision.outputs(outputs), targets),
+            )
     else:
         reset_model(reuse.model, model)
         model, technique, loss, shared = reuse.model, reuse.technique, reuse.loss, reuse.shared
@@ -180,10 +185,6 @@ def make_strategy(config: TrialConfig) -> Strategy:
             " of autotune's"
         )
     return strategy
-
-
-def _loss_of_outputs(loss: Score, precision: Precision) -> Score:
-    return lambda outputs, targets: loss(precision.outputs(outputs), targets)
 
 
 def _make_model(

@@ -34,7 +34,6 @@ from torch.utils.data import DataLoader, Dataset
 from autotune.config.build import build_partial
 from autotune.config.schema import TrialConfig
 from autotune.errors import AutotuneError, DataError
-from autotune.training.device import free_memory_bytes
 
 
 @dataclass(frozen=True)
@@ -89,14 +88,9 @@ class LoadedData:
     """Checksum of the shapes, dtypes and a sample of the bytes of all splits."""
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one transformed input, without the batch dimension."""
-        return tuple(self.transform(self.train.inputs[:1]).shape[1:])
-
-    @property
-    def input_dtype(self) -> torch.dtype:
-        """Type of the transformed inputs."""
-        return self.transform(self.train.inputs[:1]).dtype
+    def example(self) -> torch.Tensor:
+        """The first transformed input, by whose shape and dtype a model is made."""
+        return self.transform(self.train.inputs[:1])[0]
 
     @cached_property
     def num_classes(self) -> int | None:
@@ -106,7 +100,7 @@ class LoadedData:
         """
         if self.train.targets.is_floating_point():
             return None
-        return int(max(int(split.targets.max()) for split in (self.train, self.validation)) + 1)
+        return max(int(split.targets.max()) for split in (self.train, self.validation)) + 1
 
     @property
     def num_bytes(self) -> int:
@@ -207,14 +201,15 @@ def _checksum(splits: Mapping[str, Split]) -> str:
 
 
 def fits_on(device: torch.device, data: LoadedData | Split) -> bool:
-    """Whether the data set, or a split, can be kept on the device: in half of its free memory.
+    """Whether the data set, or a split, can be kept on the device: in half of the memory that was
+    free even at this process's peak since the last reset.
 
     For the CPU, whether it is not mapped from a file.
     """
-    free = free_memory_bytes(device)
-    if free is None:
+    if device.type == "cpu":
         return isinstance(data, Split) or not data.is_mapped
-    return data.num_bytes <= free / 2
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
+    return data.num_bytes <= (torch.cuda.mem_get_info(device)[0] + cached) / 2
 
 
 class Batch(NamedTuple):

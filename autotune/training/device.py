@@ -79,10 +79,6 @@ def no_gpu_reason() -> str | None:
     """
     if not any(map(os.path.exists, _DRIVER_FILES)):
         return None
-    if not torch_build():
-        return (
-            f"torch {torch.__version__} is built for the CPU, and here is the driver of NVIDIA GPUs"
-        )
     variable = visible_devices_variable()
     if os.environ.get(variable, "0") in ("", "-1", "NoDevFiles"):
         return f"{variable}={os.environ[variable]} hides the GPUs"
@@ -160,17 +156,6 @@ def free_unused_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def free_memory_bytes(device: torch.device) -> int | None:
-    """Memory of a GPU in bytes that was free even at this process's peak since the last reset.
-
-    None for the CPU.
-    """
-    if device.type != "cuda":
-        return None
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + cached
 
 
 def is_out_of_memory(error: BaseException) -> bool:

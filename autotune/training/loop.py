@@ -18,6 +18,7 @@ import torch
 
 from autotune.config.schema import TrialConfig, first_difference
 from autotune.errors import DataError
+from autotune.files import STATE_FILE
 from autotune.measurement import Evaluation, Phase, PhaseClock, outcome_of
 from autotune.redaction import without_secrets_in
 from autotune.remote import paused_while_waiting
@@ -35,7 +36,6 @@ from autotune.training.device import device_kind, peak_memory_bytes, pick_device
 from autotune.training.energy import energy_meter, joules_of_all
 from autotune.training.parallel.ranks import ALONE, Ranks, TimeLimit
 from autotune.training.set_up import Run, set_up
-from autotune.training.state_files import is_kept
 
 
 @dataclass(kw_only=True)
@@ -115,7 +115,8 @@ def train(
     with paused_while_waiting(clock.stopped):
         run, step = set_up(config, device, clock, num_threads, ranks)
     parts = step.parts
-    progress = _resumed(paused_folder, state_folder, run, parts, clock)
+    saved = saved_progress(paused_folder, state_folder, config, clock)
+    progress = Progress() if saved is None else _restored(*saved, run, parts)
     if progress.has_ended:
         yield progress.evaluation
 
@@ -148,24 +149,6 @@ def train(
         _keep_weights(weights_path, run, parts, progress.evaluation, origin)
     test = run.data.test if score_test else None
     return None if test is None else run.evaluate(parts, test)[0]
-
-
-def _resumed(
-    paused_folder: Path | None,
-    state_folder: Path | None,
-    run: Run,
-    parts: Components,
-    clock: PhaseClock,
-) -> Progress:
-    """The progress that a training goes on from: that of a saved state, if there is one."""
-    if paused_folder is not None:
-        clock.enter(None)
-        clock.reset()
-        return _resume(paused_folder, run, parts, clock)
-    if state_folder is not None and is_kept(state_folder):
-        clock.enter(None)
-        return _resume(state_folder, run, parts, clock)
-    return Progress()
 
 
 def _reported(
@@ -255,14 +238,14 @@ def _keep(folder: Path, run: Run, parts: Components, progress: Progress) -> None
     )
 
 
-def _resume(folder: Path, run: Run, parts: Components, clock: PhaseClock) -> Progress:
-    """Resume from a saved state: restore the parts' state, and add the seconds and joules spent so
-    far to the clock.
+def _restored(
+    folder: Path, state: Mapping[str, Any], evaluation: Evaluation, run: Run, parts: Components
+) -> Progress:
+    """Restore the parts' state that was saved in a folder, and return the progress.
 
     Raises:
-        DataError: the state is damaged or belongs to another configuration.
+        StateError: the state is damaged.
     """
-    state, evaluation = read_progress(folder, run.config, clock)
     with told_damage(folder):
         for name, part in _parts_with_state(parts).items():
             part.load_state_dict(state["parts"][name])
@@ -270,15 +253,23 @@ def _resume(folder: Path, run: Run, parts: Components, clock: PhaseClock) -> Pro
         return Progress(step=int(state["step"]), last=evaluation)
 
 
-def read_progress(
-    folder: Path, config: TrialConfig, clock: PhaseClock
-) -> tuple[dict[str, Any], Evaluation]:
-    """Read a saved state and its last evaluation, and add the seconds and joules spent so far to
-    the clock.
+def saved_progress(
+    paused_folder: Path | None, state_folder: Path | None, config: TrialConfig, clock: PhaseClock
+) -> tuple[Path, dict[str, Any], Evaluation] | None:
+    """The folder, state and last evaluation that a training continues from; None if it begins.
+
+    The clock is stopped and gets the seconds and joules spent so far. Those that setting up a
+    paused training again took are not counted.
 
     Raises:
         DataError: the state is damaged or belongs to another configuration.
     """
+    folder = paused_folder or state_folder
+    if folder is None or (paused_folder is None and not (folder / STATE_FILE).is_file()):
+        return None
+    clock.enter(None)
+    if paused_folder is not None:
+        clock.reset()
     state, wanted = read_state(folder), without_secrets_in(config.as_dict())
     with told_damage(folder):
         saved = {key: value for key, value in state["config"].items() if key in wanted}
@@ -311,7 +302,7 @@ def read_progress(
     ):
         clock.add(phase, seconds, joules)
     clock.reused_build_seconds += evaluation.reused_build_seconds
-    return state, evaluation
+    return folder, state, evaluation
 
 
 def _keep_weights(
@@ -324,10 +315,11 @@ def _keep_weights(
     weights = parts.shared.state_dict(parts.evaluated_model)
     if not run.ranks.is_first:
         return
+    example = run.data.example
     metadata = weights_metadata(
         run.config,
-        input_shape=run.data.input_shape,
-        input_dtype=run.data.input_dtype,
+        input_shape=tuple(example.shape),
+        input_dtype=example.dtype,
         num_classes=run.data.num_classes,
         evaluation=evaluation,
         origin=origin,

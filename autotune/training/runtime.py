@@ -20,9 +20,6 @@ from torch.utils.checkpoint import checkpoint
 from autotune.config.schema import PrecisionConfig, TrialConfig
 from autotune.errors import ConfigError
 
-Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Function that computes the loss of a batch from its inputs and targets."""
-
 
 @dataclass(frozen=True)
 class Precision:
@@ -148,16 +145,6 @@ def apply_runtime(config: TrialConfig, device: torch.device, num_threads: int) -
         )
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()  # every training compiles for itself
-
-
-def compiled(compute: Compute, mode: str | None) -> Compute:
-    """The function compiled for fixed shapes in a mode of ``torch.compile``.
-
-    The function itself if the mode is None.
-    """
-    if mode is None:
-        return compute
-    return torch.compile(compute, mode=mode, dynamic=False)
 
 
 def checkpoint_activations(model: torch.nn.Module, *, recompute_statistics: bool) -> None:

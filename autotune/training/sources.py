@@ -17,9 +17,7 @@ from pathlib import Path
 from autotune.config.command_line import EXIT_BAD_INPUT, EXIT_NOT_REACHED
 from autotune.config.compose import Composer, Source
 from autotune.errors import ConfigError, ExecutionError, FileError
-from autotune.files import make_folder, opened_to_lock
-
-_WEIGHTS = "weights.safetensors"
+from autotune.files import WEIGHTS_FILE, make_folder, opened_to_lock
 
 
 def train_missing_sources(composer: Composer, say: Callable[[str], None]) -> None:
@@ -60,7 +58,7 @@ def _train(source: Source, say: Callable[[str], None]) -> None:
     if process.returncode != 0:
         shutil.rmtree(folder, ignore_errors=True)
         raise _failure(source, process)
-    (folder / _WEIGHTS).replace(source.path)
+    (folder / WEIGHTS_FILE).replace(source.path)
     shutil.rmtree(folder, ignore_errors=True)
     say(
         f"technique.source: trained {source.experiment} in {time.monotonic() - began:.1f} s, in no"

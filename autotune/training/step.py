@@ -1,14 +1,14 @@
 """The training step: updates the weights from one batch, without ever waiting for the device."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from autotune.config.schema import TrialConfig
 from autotune.training.components import BoundParts, Components
 from autotune.training.data import Batch
-from autotune.training.runtime import Compute, GraphedGradients, Precision, compiled
+from autotune.training.runtime import GraphedGradients, Precision
 
 
 class TrainingStep:
@@ -105,13 +105,18 @@ class BatchGradients:
         self.parts = BoundParts(
             model=parts.model, shared=parts.shared, technique=parts.technique, loss=parts.loss
         )
-        self._is_compiled = config.runtime.compile is not None
-        self._micro_batch_size = config.runtime.micro_batch_size
+        runtime, compute = config.runtime, _compute_loss(self.parts, precision)
+        self._is_compiled = runtime.compile is not None
+        self._micro_batch_size = runtime.micro_batch_size
         self._autocast = precision.autocast
-        self._compute = compiled(_compute_loss(self.parts, precision), config.runtime.compile)
+        self._compute = (
+            torch.compile(compute, mode=runtime.compile, dynamic=False)
+            if self._is_compiled
+            else compute
+        )
         self._graphed = (
             GraphedGradients(self._add, parts.model)
-            if config.runtime.cuda_graph and precision.device.type == "cuda"
+            if runtime.cuda_graph and precision.device.type == "cuda"
             else None
         )
 
@@ -151,18 +156,15 @@ class BatchGradients:
 
         Batch normalisation sees one micro-batch at a time.
         """
-        size, shared = self._micro_batch_size, self.parts.shared
+        shared, size = self.parts.shared, self._micro_batch_size or len(inputs)
         if shared.adds_gradients:
             with self._autocast():
                 shared.add_gradients(inputs, targets)
             return
-        if size is None or size >= len(inputs):
-            self._add_share(inputs, targets, 1, scaler)
-            return
         *earlier, last = zip(torch.split(inputs, size), torch.split(targets, size), strict=True)
         with shared.accumulating():
-            for part_inputs, part_targets in earlier:
-                self._add_share(part_inputs, part_targets, len(part_inputs) / len(inputs), scaler)
+            for part in earlier:
+                self._add_share(*part, len(part[0]) / len(inputs), scaler)
         self._add_share(*last, len(last[0]) / len(inputs), scaler)
 
     def _add_share(
@@ -181,8 +183,10 @@ class BatchGradients:
             scaled.backward()  # type: ignore[no-untyped-call]  # missing in torch's stubs
 
 
-def _compute_loss(parts: BoundParts, precision: Precision) -> Compute:
-    """Function that computes a batch's loss.
+def _compute_loss(
+    parts: BoundParts, precision: Precision
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Function that computes a batch's loss from its inputs and targets.
 
     It uses only components that later trainings keep, because it may be compiled.
     """

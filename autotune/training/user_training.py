@@ -43,8 +43,7 @@ from autotune.training.device import (
     synchronizer,
 )
 from autotune.training.energy import energy_meter
-from autotune.training.loop import measured_times, read_progress
-from autotune.training.state_files import is_kept
+from autotune.training.loop import measured_times, saved_progress
 
 _LIBRARY_FOLDERS = tuple(
     sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")
@@ -122,18 +121,13 @@ def train_function(
     device = pick_device(config.device)
     clock.attach(synchronizer(device), energy_meter(device))
     reset_device(device)
-    folder = paused_folder or (
-        state_folder if state_folder is not None and is_kept(state_folder) else None
-    )
     _warm_up(device)
     torch.set_num_threads(config.runtime.num_threads or num_threads)
     seed_everything(config.seed)
-    checkpoint = TrainingCheckpoint(device, on_load=lambda: clock.enter(Phase.TRAIN))
-    previous = (
-        None
-        if folder is None
-        else _resume(folder, checkpoint, config, clock, is_paused=paused_folder is not None)
-    )
+    saved = saved_progress(paused_folder, state_folder, config, clock)
+    folder, state, previous = saved or (None, None, None)
+    # the clock stands still until the function has loaded its state
+    checkpoint = TrainingCheckpoint(device, state, folder, lambda: clock.enter(Phase.TRAIN))
     if previous is None:
         clock.enter(Phase.TRAIN)
     elif previous.outcome is not None:
@@ -185,25 +179,6 @@ def _raise_state_error(config: TrialConfig, error: Exception) -> None:
             f"training: {_name(config)} cannot continue from the state that it was paused with:"
             f" {said}"
         ) from error
-
-
-def _resume(
-    folder: Path,
-    checkpoint: TrainingCheckpoint,
-    config: TrialConfig,
-    clock: PhaseClock,
-    *,
-    is_paused: bool,
-) -> Evaluation:
-    """Let the function load a saved state, stop the clock until it does, and return the state's
-    evaluation.
-    """
-    clock.enter(None)
-    if is_paused:
-        clock.reset()
-    state, evaluation = read_progress(folder, config, clock)
-    checkpoint.resume(state, folder)
-    return evaluation
 
 
 def _warm_up(device: torch.device) -> None:

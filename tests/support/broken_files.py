@@ -22,10 +22,10 @@ import pytest
 import torch
 
 from autotune.errors import AutotuneError
+from autotune.files import STATE_FILE
 from autotune.recording import read_recording
 from autotune.search.warm_start import earlier_study, first_points
 from autotune.training.checkpoint import read_state, read_weights, save_state, save_weights
-from autotune.training.state_files import STATE_FILE
 
 MAX_SECONDS, MAX_BYTES = 10.0, 1 << 30
 """CPU seconds and memory that reading a broken file may take."""

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from autotune.errors import DataError, StateError
+from autotune.files import STATE_FILE, WEIGHTS_FILE
 from autotune.training.checkpoint import (
     read_state,
     read_weights,
@@ -23,7 +24,6 @@ from autotune.training.checkpoint import (
     save_weights,
     weights_metadata,
 )
-from autotune.training.state_files import STATE_FILE, WEIGHTS_FILE
 from tests.conftest import MakeTrialConfig
 
 

@@ -152,7 +152,7 @@ def test_arrays_and_datasets_are_read_as_tensors_are(
 
 def test_the_data_says_what_a_model_needs_to_know(load: Load) -> None:
     data = load(tensors, num_classes=2)
-    assert (data.input_shape, data.num_classes) == ((3,), 2)
+    assert (data.example.shape, data.num_classes) == ((3,), 2)
     assert data.num_bytes == 2 * (18 * 4 + 6 * 8)
     assert load(regression).num_classes is None
 
@@ -189,7 +189,7 @@ def halves(inputs: torch.Tensor) -> torch.Tensor:
 def test_a_transform_makes_what_the_model_sees(load: Load) -> None:
     data = load(bytes_and_transform)
     assert data.train.inputs.dtype is torch.uint8
-    assert data.input_shape == (12,)
+    assert data.example.shape == (12,)
     assert data.transform(data.train.inputs).unique().tolist() == [0.5]
 
 
