@@ -7,6 +7,7 @@ reach the target has spent the objective's lower bound at its last evaluation.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -35,9 +36,10 @@ def spent_by(result: TrialResult, objective: Objective) -> float:
     return objective.lower_bound(result.last)
 
 
-class RunningTime:
-    """A configuration's expected running time: the total score that its runs spent divided by the
-    number that reached the target.
+def running_times(results: Mapping[int, TrialResult], objective: Objective) -> dict[int, float]:
+    """Expected running time of its configuration, for every trial that REACHED the target, by
+    trial number: the total score that the configuration's runs spent divided by the number that
+    reached the target.
 
     A run that was capped counts as if it had reached the target at the cap: it needs at least as
     much. A run that was stopped, lost or ended by an error does not count.
@@ -45,37 +47,15 @@ class RunningTime:
     Source: expected running time (ERT), Hansen et al., "COCO: a platform for comparing continuous
     optimizers" (2021), section 5.
     """
-
-    def __init__(self) -> None:
-        self._spent, self._num_reached, self._num_capped = 0.0, 0, 0
-
-    def add(self, outcome: Outcome, spent: float) -> None:
-        """Add a run that ended with an outcome after it had spent a score."""
-        if outcome in (Outcome.REACHED, Outcome.CAPPED) or outcome.falls_short:
-            self._spent += spent
-        self._num_reached += outcome is Outcome.REACHED
-        self._num_capped += outcome is Outcome.CAPPED
-
-    @property
-    def expected(self) -> float:
-        """Expected running time, in the objective's unit; infinite if no run reached the target."""
-        return (
-            self._spent / (self._num_reached + self._num_capped) if self._num_reached else math.inf
-        )
-
-
-def running_times(results: Mapping[int, TrialResult], objective: Objective) -> dict[int, float]:
-    """Expected running time of its configuration, for every trial that REACHED the target, by
-    trial number.
-    """
-    times: dict[Key, RunningTime] = {}
     keys = {number: Suggestion(result.values).key for number, result in results.items()}
+    spent, num_needed = dict.fromkeys(keys.values(), 0.0), Counter[Key]()
     for number, result in results.items():
-        times.setdefault(keys[number], RunningTime()).add(
-            result.outcome, spent_by(result, objective)
-        )
+        is_enough = result.outcome in (Outcome.REACHED, Outcome.CAPPED)
+        num_needed[keys[number]] += is_enough
+        if is_enough or result.outcome.falls_short:
+            spent[keys[number]] += spent_by(result, objective)
     return {
-        number: times[keys[number]].expected
+        number: spent[keys[number]] / num_needed[keys[number]]
         for number, result in results.items()
         if result.outcome is Outcome.REACHED
     }

@@ -156,19 +156,19 @@ class FreezeThawSampler(PausingSampler):
         """The point or paused trial's number that a decision preferred to going on with a
         running trial: it is proposed next."""
 
-    def propose(self, *, new: bool = True, ending: bool = False) -> Suggestion | int | None:
+    def propose(self, *, new: bool = True) -> Suggestion | int | None:
         """Choose what to train next: a point, if ``new`` trials are wanted, or the number of a
         paused trial; None if neither pays.
 
         A point that has reached the target is trained again where that is worth more than any other
-        candidate. ``ending`` says that no more new trials will be wanted: then paused trials whose
-        chance of winning is below ``least_chance`` are not resumed.
+        candidate. Once no more new trials are wanted, paused trials whose chance of winning is
+        below ``least_chance`` are not resumed.
         """
         if new and (repeat := self._history.due_repeat()) is not None:
             return repeat
         chosen, self._chosen = self._chosen, None
         if chosen is None or (isinstance(chosen, Suggestion) and not new):
-            chosen = self._choose(beside=None, new=new, ending=ending)
+            chosen = self._choose(beside=None, new=new)
         if isinstance(chosen, int):
             self._trials[chosen].is_paused = False
         return chosen
@@ -219,7 +219,7 @@ class FreezeThawSampler(PausingSampler):
         ) and self._history.may_win(trial):
             return Decision.CONTINUE
         trial.last_decision_seconds = trial.curve[-1].seconds
-        chosen = self._choose(beside=number, new=new, ending=not new)
+        chosen = self._choose(beside=number, new=new)
         if chosen == number:
             return Decision.CONTINUE
         self._chosen = chosen
@@ -262,13 +262,13 @@ class FreezeThawSampler(PausingSampler):
         """
         return self._history.score_to_beat(number)
 
-    def _choose(self, *, beside: int | None, new: bool, ending: bool) -> Suggestion | int | None:
+    def _choose(self, *, beside: int | None, new: bool) -> Suggestion | int | None:
         """Choose the point to train next, a paused trial, or the running trial ``beside`` (both
         by number); None if nothing pays.
         """
         rng = np.random.default_rng(derived_seed(self._seed, f"draw {self._num_draws}"))
         self._num_draws += 1
-        chosen = self._best(rng, beside=beside, new=new, ending=ending)
+        chosen = self._best(rng, beside=beside, new=new)
         if isinstance(chosen, int):
             self._trials[chosen].last_chosen = self._num_draws
         elif chosen is not None:
@@ -277,10 +277,9 @@ class FreezeThawSampler(PausingSampler):
         return chosen
 
     def _best(
-        self, rng: np.random.Generator, *, beside: int | None, new: bool, ending: bool
+        self, rng: np.random.Generator, *, beside: int | None, new: bool
     ) -> Suggestion | int | None:
-        may_start, is_exhausted = new, self._candidates.is_exhausted
-        new, ending = new and not is_exhausted, ending or is_exhausted
+        may_repeat, new = new, new and not self._candidates.is_exhausted
         waiting = [
             number
             for number, trial in self._trials.items()
@@ -291,10 +290,9 @@ class FreezeThawSampler(PausingSampler):
             return self._earlier.startup_point(self._candidates)
         use_one_thread()
         if not seen or not (new or waiting):
-            return self._history.repeat(_MIN_GAIN) if may_start else None
-        if (new or ending) and (
-            promoted := self._history.promoted(waiting, self._reduction_factor)
-        ) is not None:
+            return self._history.repeat(_MIN_GAIN) if may_repeat else None
+        promoted = self._history.promoted(waiting, self._reduction_factor)
+        if promoted is not None:
             return promoted
         self._gains.learn(rng)
         return self._most_promising(
@@ -302,8 +300,7 @@ class FreezeThawSampler(PausingSampler):
             rng,
             beside=beside,
             new=new,
-            may_start=may_start,
-            ending=ending,
+            may_repeat=may_repeat,
         )
 
     def _most_promising(
@@ -313,13 +310,12 @@ class FreezeThawSampler(PausingSampler):
         *,
         beside: int | None,
         new: bool,
-        may_start: bool,
-        ending: bool,
+        may_repeat: bool,
     ) -> Suggestion | int | None:
         """The new point, waiting trial or repeat with the highest expected gain per second, but
         for the shares by chance and by age.
         """
-        least_gain = _MIN_GAIN if ending else 0.0
+        least_gain = 0.0 if new else _MIN_GAIN
         drawn = self._candidates.draw(rng, self._num_candidates) if new else []
         calibrations = [self._of_chance] * len(drawn)
         if new and self._gains.uses_prior_means:
@@ -329,12 +325,12 @@ class FreezeThawSampler(PausingSampler):
         log_gains, soon, ever = self._gains.log_gains(drawn, waiting, beside)
         for number, log_gain in zip(waiting, log_gains[len(drawn) :], strict=True):
             self._trials[number].log_gain = float(log_gain)
-        if ending and math.isfinite(self._history.best) and ever.max() < self._least_chance:
-            return self._history.repeat(least_gain) if may_start else None
+        if not new and math.isfinite(self._history.best) and ever.max() < self._least_chance:
+            return self._history.repeat(least_gain) if may_repeat else None
         log_gains += np.log([calibration.share for calibration in calibrations])
         best = int(log_gains.argmax())
         if (
-            may_start
+            may_repeat
             and (repeat := self._history.repeat(least_gain, better_than=float(log_gains[best])))
             is not None
         ):

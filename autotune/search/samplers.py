@@ -30,15 +30,14 @@ class PausingSampler:
     can_repeat: Callable[[Suggestion], bool] = staticmethod(lambda suggestion: True)
     """Whether a point that was trained may be proposed again."""
 
-    def propose(self, *, new: bool = True, ending: bool = False) -> Suggestion | int | None:
+    def propose(self, *, new: bool = True) -> Suggestion | int | None:
         """Choose what to train next: a point, if ``new`` trials are wanted, or the number of a
         paused trial; None if neither pays.
 
         A point that was trained before is trained again with another seed, since its time to target
         is a random draw.
 
-        ``ending`` says that no more new trials will be wanted: paused trials that promise nothing
-        need not be resumed.
+        Once no more new trials are wanted, paused trials that promise nothing need not be resumed.
         """
 
     def started(self, number: int, suggestion: Suggestion) -> None:

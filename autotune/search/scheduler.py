@@ -151,8 +151,10 @@ class Scheduler(SearchSettings):
         self._ended_for: int | None = study.user_attrs.get(ENDED_FOR)
         self._pauses = self.sampler is not None
         self._sampler = self.sampler or PausingSampler()
-        if self._pauses:
-            self.stopping.score_to_beat = self._sampler.score_to_beat
+        self.stopping.score_to_beat = (
+            self._sampler.score_to_beat if self._pauses else self._score_to_beat
+        )
+        self._expected_scores: dict[int, float] | None = None
         is_repeated = self._pauses or place is not None or self.may_repeat
         self._candidates = Candidates(space, may_repeat=is_repeated)
         self._unfinished: dict[int, Trial] = {}
@@ -251,7 +253,13 @@ class Scheduler(SearchSettings):
         it has one, else the configuration's expected running time, which is the total score of its
         runs divided by the number of runs that reached the target.
         """
-        return running_times(self.results, self.objective) | self._sampler.expected_scores()
+        if self._expected_scores is None:
+            times = running_times(self.results, self.objective)
+            self._expected_scores = times | self._sampler.expected_scores()
+        return self._expected_scores
+
+    def _score_to_beat(self, number: int) -> float:
+        return min(self.expected_scores.values(), default=math.inf)
 
     def suggest(self) -> Answer:
         """What a free worker does next.
@@ -277,7 +285,7 @@ class Scheduler(SearchSettings):
         if not self._pauses:
             may_start = may_start and not self._candidates.is_exhausted
             return self._ask(self.place or self._untried) if may_start else None
-        chosen = self._sampler.propose(new=may_start, ending=not may_start)
+        chosen = self._sampler.propose(new=may_start)
         if isinstance(chosen, Suggestion):
             placed = chosen if self.place is None else self.place(chosen)
             if placed is not None:
@@ -432,6 +440,7 @@ class Scheduler(SearchSettings):
         if result.last is not None:
             self._last[result.trial] = result.last
         self._sampler.finish(result, score)
+        self._expected_scores = None
         self._errors = [*self._errors, result] if result.outcome is Outcome.ERRORED else []
         if len(self._errors) >= self.max_errors_in_a_row:
             first = self._errors[0]

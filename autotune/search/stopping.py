@@ -9,8 +9,6 @@ from autotune.config.build import accepted_arguments, build_partial, call
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import AmortisedTime, BoundedObjective, DeviceSeconds, Objective
-from autotune.search.expected_scores import Key, RunningTime, spent_by
-from autotune.space import Suggestion
 
 
 class Decision(StrEnum):
@@ -32,9 +30,9 @@ class StoppingRule:
     ``objective`` is passed to rules that take it.
     """
 
-    score_to_beat: Callable[[int], float] | None = None
-    """Score that a trial must beat to become the incumbent, by its number; None if the sampler
-    does not model expected scores."""
+    score_to_beat: Callable[[int], float] = staticmethod(lambda trial: math.inf)
+    """Score that a trial must beat to be expected better than the incumbent, by its number; set by
+    the scheduler."""
 
     def observe(self, trial: int, evaluation: Evaluation) -> Decision:
         """Decide whether a trial continues after an evaluation."""
@@ -58,11 +56,10 @@ class NeverStop(StoppingRule):
 class CapAtIncumbent(StoppingRule):
     """Caps a trial once its score can only be worse than the incumbent's.
 
-    The incumbent is the configuration with the least expected running time over all its runs, so
-    that a lucky run is corrected when its configuration is run again. A sampler that models
-    expected scores sets the score that a trial must beat instead. The cap is that score times
-    ``cap_margin``, an allowance for noise: 1 where timing is quiet and more where it is not. With
-    an objective without ``lower_bound`` no trial is capped.
+    The incumbent is the configuration with the least expected score over all its runs, so that a
+    lucky run is corrected when its configuration is run again. The cap is the score that a trial
+    must beat times ``cap_margin``, an allowance for noise: 1 where timing is quiet and more where
+    it is not. With an objective without ``lower_bound`` no trial is capped.
 
     Raises:
         ConfigError: ``cap_margin`` is below 1.
@@ -73,42 +70,24 @@ class CapAtIncumbent(StoppingRule):
             raise ConfigError(f"stopping.cap_margin: found {cap_margin}, must be a number from 1")
         self._objective = objective if isinstance(objective, BoundedObjective) else None
         self._margin = cap_margin
-        self._running_times: dict[Key, RunningTime] = {}
 
     def observe(self, trial: int, evaluation: Evaluation) -> Decision:
         """Cap a trial whose lower bound on its score is above its cap."""
-        is_past = self._objective is not None and self._objective.lower_bound(
-            evaluation
-        ) > self._cap(trial)
+        if self._objective is None:
+            return Decision.CONTINUE
+        is_past = self._objective.lower_bound(evaluation) > self._cap(trial)
         return Decision.CAP if is_past else Decision.CONTINUE
-
-    def finish(self, result: TrialResult, score: float | None) -> None:
-        """Add a run to its configuration's running time."""
-        if self._objective is not None:
-            spent = spent_by(result, self._objective) if score is None else score
-            self._running_times.setdefault(Suggestion(result.values).key, RunningTime()).add(
-                result.outcome, spent
-            )
 
     def cap_seconds(self, trial: int) -> float:
         """Warm seconds that a trial can take and still win.
 
         Infinite for an objective that does not count seconds.
         """
-        return (
-            self._cap(trial)
-            if isinstance(self._objective, AmortisedTime | DeviceSeconds)
-            else math.inf
-        )
+        counts_seconds = isinstance(self._objective, AmortisedTime | DeviceSeconds)
+        return self._cap(trial) if counts_seconds else math.inf
 
     def _cap(self, trial: int) -> float:
-        incumbent = min(
-            (running_time.expected for running_time in self._running_times.values()),
-            default=math.inf,
-        )
-        return (
-            incumbent if self.score_to_beat is None else self.score_to_beat(trial)
-        ) * self._margin
+        return self.score_to_beat(trial) * self._margin
 
 
 def make_stopping(

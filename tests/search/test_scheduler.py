@@ -261,7 +261,7 @@ def test_errors_in_a_row_end_the_search_with_the_first_traceback() -> None:
 
 
 def test_trials_of_one_configuration_have_the_expected_score_of_its_runs() -> None:
-    policy = policy_over(new_study())
+    policy = policy_over(new_study(), stopping=CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.0))
     first = end_next(policy, seconds=10.0)
     policy.study.enqueue_trial(SPACE.params_of(first.suggestion))
     again = end_next(policy, seconds=30.0)
@@ -272,6 +272,7 @@ def test_trials_of_one_configuration_have_the_expected_score_of_its_runs() -> No
     assert again.seed != first.seed
     assert policy.expected_scores == {first.number: 24.0, again.number: 24.0, other.number: 12.0}
     assert policy.scores == {first.number: 10.0, again.number: 30.0, other.number: 12.0}
+    assert [other.cap_seconds, suggested(policy).cap_seconds] == [24.0, 12.0], "no lucky run caps"
 
 
 def test_a_sampler_that_models_scores_says_what_trials_must_beat_and_is_told_what_was_refused() -> (

@@ -7,20 +7,15 @@ import pytest
 
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, TrialResult
-from autotune.objective import AmortisedTime, DeviceSeconds
-from autotune.outcome import Outcome
+from autotune.objective import AmortisedTime, DeviceSeconds, Objective
 from autotune.search.stopping import CapAtIncumbent, Decision
-from tests.support.records import make_evaluation, make_result
+from tests.support.records import make_evaluation
 
 
 def evaluated(train_seconds: float, build_seconds: float = 10.0) -> Evaluation:
     return make_evaluation(
         train_seconds, build_seconds=build_seconds, prepare_seconds=1.0, evaluate_seconds=1.0
     )
-
-
-def result(outcome: Outcome, train_seconds: float, **values: float) -> TrialResult:
-    return make_result(0, outcome, evaluated(train_seconds), values=values)
 
 
 class FinalLoss:
@@ -31,39 +26,23 @@ class FinalLoss:
         return result.last.loss
 
 
-def capped_at(train_seconds: float, cap_margin: float = 1.0) -> CapAtIncumbent:
-    """The rule after one trial that took 1 s to prepare and so many to train."""
-    objective = AmortisedTime(num_trainings=10)
+def capped_at(score: float, objective: Objective, cap_margin: float = 1.0) -> CapAtIncumbent:
+    """The rule where a trial must beat a score."""
     rule = CapAtIncumbent(objective=objective, cap_margin=cap_margin)
-    incumbent = result(Outcome.REACHED, train_seconds)
-    rule.finish(incumbent, objective.score(incumbent))
+    rule.score_to_beat = lambda trial: score
     return rule
 
 
 def test_a_trial_is_capped_once_its_bound_is_past_the_best_score() -> None:
-    rule = capped_at(5.0)
+    rule = capped_at(7.0, AmortisedTime(num_trainings=10))
     assert rule.observe(1, evaluated(5.0)) is Decision.CONTINUE
     assert rule.observe(1, evaluated(5.001)) is Decision.CAP
     assert rule.observe(1, evaluated(0.0, build_seconds=61.0)) is Decision.CAP
 
 
-def test_a_repeat_of_the_incumbent_corrects_its_lucky_run() -> None:
-    rule = capped_at(5.0)
-    rule.finish(result(Outcome.REACHED, 15.0), 17.0)
-    assert rule.cap_seconds(1) == pytest.approx((7 + 17) / 2), "the mean over its runs"
-    rule.finish(result(Outcome.MISSED, 7.0), None)
-    assert rule.cap_seconds(1) == pytest.approx((7 + 17 + 9) / 2), (
-        "all that was spent over those that reached the target"
-    )
-    rule.finish(result(Outcome.REACHED, 8.0, lr=0.1), 10.0)
-    assert rule.cap_seconds(1) == pytest.approx(10), "another configuration is the incumbent by now"
-
-
 @pytest.mark.parametrize("num_workers", [1, 4])
 def test_device_seconds_are_capped_by_what_all_workers_took(num_workers: int) -> None:
-    objective = DeviceSeconds(num_trainings=10**9)
-    rule = CapAtIncumbent(objective=objective, cap_margin=1)
-    rule.finish(result(Outcome.REACHED, 7.0), 8.0)
+    rule = capped_at(8.0, DeviceSeconds(num_trainings=10**9))
     assert rule.cap_seconds(1) == 8.0, (
         "no fewer than one device is busy, so no winner takes more seconds than that"
     )
@@ -76,8 +55,7 @@ def test_device_seconds_are_capped_by_what_all_workers_took(num_workers: int) ->
 
 
 def test_an_objective_without_a_bound_caps_nothing() -> None:
-    rule = CapAtIncumbent(objective=FinalLoss(), cap_margin=1)
-    rule.finish(result(Outcome.REACHED, 9.0), 1e-3)
+    rule = capped_at(1e-3, FinalLoss())
     assert rule.observe(1, evaluated(1e9)) is Decision.CONTINUE
     assert rule.cap_seconds(1) == math.inf
 
@@ -87,4 +65,4 @@ def test_a_margin_below_one_is_refused(cap_margin: float) -> None:
     with pytest.raises(
         ConfigError, match=r"stopping\.cap_margin: found .*, must be a number from 1"
     ):
-        CapAtIncumbent(objective=AmortisedTime(num_trainings=1), cap_margin=cap_margin)
+        capped_at(1.0, AmortisedTime(num_trainings=1), cap_margin)

@@ -20,7 +20,7 @@ class PausesAtFirst(PausingSampler):
         self.best = math.inf
         self._points = iter(points)
 
-    def propose(self, *, new: bool = True, ending: bool = False) -> Suggestion | int | None:
+    def propose(self, *, new: bool = True) -> Suggestion | int | None:
         point = next(self._points, None) if new else None
         if point is not None:
             return point
