@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from autotune.contention import MAX_RETAKES
 from autotune.execution.launcher import Launcher
 from autotune.execution.process_group import ProcessGroup
-from autotune.execution.task import MOST_RETRIES, TrialTask, WorkerReport, warn_of_worker
+from autotune.execution.task import TrialTask, WorkerReport, warn_of_worker
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
 from autotune.tracking.tracker import TrackedTrial
@@ -71,10 +71,10 @@ class FreshProcesses:
         max_retakes = 0 if self._is_always_busy else self._max_retakes
         num_retakes = num_lost = 0
         while not self._interrupt.is_set():
-            result, num_retries = self._train_once(task, tracked, on_evaluation)
+            result, is_tried_twice = self._train_once(task, tracked, on_evaluation)
             if result is None:
                 return None
-            if num_lost < min(num_retries, _MAX_LOST):
+            if num_lost < (_MAX_LOST if result.outcome is Outcome.LOST else int(is_tried_twice)):
                 logger.info("%s: %s; it is made again", task.name, result.error)
                 num_lost += 1
                 continue
@@ -94,10 +94,8 @@ class FreshProcesses:
         task: TrialTask,
         tracked: TrackedTrial,
         on_evaluation: Callable[[Evaluation], None],
-    ) -> tuple[TrialResult | None, int]:
-        """The result of a run, None if it was interrupted, and how often the run is to be made
-        again because of how its process ended.
-        """
+    ) -> tuple[TrialResult | None, bool]:
+        """The result of a run, None if it was interrupted, and ``WorkerReport.is_tried_twice``."""
         reports: list[WorkerReport] = []
         with contextlib.ExitStack() as stack:
             if self._launcher is not None:
@@ -116,7 +114,7 @@ class FreshProcesses:
                     on_evaluation(report.evaluation)
         last = reports[-1] if reports else None
         if last is None or last.outcome is None:
-            return None, 0
+            return None, False
         measured = [report.contention for report in reports if report.contention is not None]
         result = TrialResult(
             trial=tracked.trial,
@@ -132,4 +130,4 @@ class FreshProcesses:
             test_metric=last.test_metric,
             contention=measured[-1].reason if measured and last.outcome.is_timed else None,
         )
-        return result, MOST_RETRIES if result.outcome is Outcome.LOST else last.num_retries
+        return result, last.is_tried_twice

@@ -35,8 +35,6 @@ NOT_ENDED = "not ended at its deadline"
 LOW_ON_MEMORY = ", while this machine was low on memory"
 """How the reason of a death ends if the kernel killed a process for memory meanwhile."""
 LAUNCHER_ENDED = "the worker died: its launcher was ended"
-MOST_RETRIES = 2**31
-"""Number of retries of a point that ``search.max_retries`` alone limits."""
 _SIGKILL = "SIGKILL"
 _RAY_OUT_OF_MEMORY = ("OutOfMemory", "OUT_OF_MEMORY", "low on memory")
 _RAY_UNEXPECTED = "connection error code 2"
@@ -129,9 +127,8 @@ class WorkerReport:
     configuration would fail as well."""
     is_consequence: bool = False
     """Whether a rank only lost its connection to another one, whose error is the real one."""
-    num_retries: int = 0
-    """Number of times that the point is tried again before the outcome holds, after a process
-    was killed from outside."""
+    is_tried_twice: bool = False
+    """Whether the point is tried once more before the outcome holds; one that is LOST is anyway."""
 
 
 def report_of_end(task: TrialTask, *, seconds: float, reason: str) -> WorkerReport:
@@ -144,16 +141,20 @@ def report_of_end(task: TrialTask, *, seconds: float, reason: str) -> WorkerRepo
         seconds: seconds from the training's start to its process's end.
         reason: how the process ended, as its launcher or Ray tells.
     """
-    outcome, error, num_retries = _meaning(task, seconds, reason)
+    outcome, error, is_tried_twice = _meaning(task, seconds, reason)
     printed = task.config.training and last_printed(Path(task.hang_folder), task.name)
     if printed:
         line, *traces = error.split("\n", 1)
         error = "\n".join([f"{line}; {printed}", *traces])
-    return WorkerReport(evaluation=None, outcome=outcome, error=error, num_retries=num_retries)
+    return WorkerReport(
+        evaluation=None, outcome=outcome, error=error, is_tried_twice=is_tried_twice
+    )
 
 
-def _meaning(task: TrialTask, seconds: float, reason: str) -> tuple[Outcome, str, int]:
-    """Outcome, error and number of retries of a training whose process ended for a reason."""
+def _meaning(task: TrialTask, seconds: float, reason: str) -> tuple[Outcome, str, bool]:
+    """Outcome and error of a training whose process ended for a reason, and whether its point is
+    tried twice before that holds.
+    """
     hang_file, stack_traces = hang_path(task.name, task.hang_folder), ""
     # there is no hang file, such as from the watchdog of another machine
     with contextlib.suppress(OSError):
@@ -162,13 +163,13 @@ def _meaning(task: TrialTask, seconds: float, reason: str) -> tuple[Outcome, str
     is_killed = _SIGKILL in reason
     if stack_traces or (seconds >= task.deadline_seconds and not is_killed):
         said = f"{NOT_ENDED}; the worker was ended\n{stack_traces}".rstrip()
-        return Outcome.TIMED_OUT, said, 0
+        return Outcome.TIMED_OUT, said, False
     # Ray's own watch of the memory, or the kernel
     if any(words in reason for words in _RAY_OUT_OF_MEMORY):
-        return Outcome.OUT_OF_MEMORY, reason, 1
+        return Outcome.OUT_OF_MEMORY, reason, True
     if is_killed or is_lost(reason) or LAUNCHER_ENDED in reason:
-        return Outcome.LOST, reason, MOST_RETRIES
-    return Outcome.ERRORED, reason, 1 if _RAY_UNEXPECTED in reason else 0
+        return Outcome.LOST, reason, False
+    return Outcome.ERRORED, reason, _RAY_UNEXPECTED in reason
 
 
 def is_lost(reason: str) -> bool:
@@ -202,39 +203,15 @@ def hang_path(run: str, folder: str) -> Path:
 
 
 def num_killed_for_memory() -> int:
-    """Number of processes that the kernel has killed for memory: of this process's control group,
-    or else of the machine; 0 if unknown.
-
-    Source: the kernel's documentation, "Control Group v2", memory.events; "Memory Resource
-    Controller", memory.oom_control.
+    """Number of processes that this machine's kernel has killed for memory, in all control groups;
+    0 if it does not tell.
     """
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
-            _, controllers, group = line.split(":", 2)
-            for path in _counters(controllers, group.strip("/")):
-                if (count := _count(path)) is not None:
-                    return count
-    return _count(Path("/proc/vmstat")) or 0
-
-
-def _counters(controllers: str, group: str) -> list[Path]:
-    root = Path("/sys/fs/cgroup")
-    if controllers == "":
-        return [root / group / "memory.events"] if group else []
-    return (
-        [root / "memory" / group / "memory.oom_control"]
-        if "memory" in controllers.split(",") and group
-        else []
-    )
-
-
-def _count(path: Path) -> int | None:
     with contextlib.suppress(OSError):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            name, _, number = line.partition(" ")
+        for line in Path("/proc/vmstat").read_text(encoding="utf-8").splitlines():
+            name, _, count = line.partition(" ")
             if name == "oom_kill":
-                return int(number)
-    return None
+                return int(count)
+    return 0
 
 
 def warn_of_worker(task: TrialTask, report: WorkerReport) -> None:

@@ -17,7 +17,6 @@ from autotune.config.schema import TrialConfig
 from autotune.contention import Contention
 from autotune.errors import AutotuneError, ConfigError, DataError, InvalidTrialError
 from autotune.execution.task import (
-    MOST_RETRIES,
     NOT_ENDED,
     TrialTask,
     WorkerReport,
@@ -151,23 +150,6 @@ class _ManagedTrial:
         )
 
 
-class _TimeBudget:
-    """A time limit that begins with the first trial; None means no limit."""
-
-    def __init__(self, seconds: float | None) -> None:
-        self._seconds = math.inf if seconds is None else seconds
-        self._ends_at: float | None = None
-
-    def begin(self) -> None:
-        """Begin to count, unless that has begun."""
-        self._ends_at = self._ends_at or time.monotonic() + self._seconds
-
-    @property
-    def seconds_left(self) -> float:
-        """Seconds that are left; 0 or less once the budget is spent."""
-        return self._seconds if self._ends_at is None else self._ends_at - time.monotonic()
-
-
 @dataclass(kw_only=True, eq=False)
 class TrialManager:
     """Holds the trials that were handed out and have not ended, by key: the trial id that Ray Tune
@@ -180,9 +162,8 @@ class TrialManager:
     composer: Composer
     tracker: Tracker | TrackerWriter
     listeners: tuple[Listener, ...]
-    make_task: Callable[[str, TrialConfig, float, float], TrialTask]
-    """Makes a worker's task from the run's name, its configuration, cap in seconds and deadline in
-    seconds."""
+    make_task: Callable[..., TrialTask]
+    """Makes a worker's task from the run's name, its configuration, and other fields by name."""
     has_room: Callable[[Sequence[TrialTask]], bool]
     """Whether another trial can be trained beside the given tasks."""
     state_folder: Callable[[int], Path]
@@ -206,7 +187,8 @@ class TrialManager:
     no suggestion can be run."""
 
     def __post_init__(self) -> None:
-        self._budget = _TimeBudget(self.time_budget_seconds)
+        self._began_at: float | None = None
+        """When the first trial started, by the monotonic clock; None before."""
         self._num_in_vain = 0
         """Number of trials in a row that were kept and marked as spoilt, however often their
         points had been tried."""
@@ -225,7 +207,13 @@ class TrialManager:
         an error.
         """
         is_refused = self.refusal is not None or self.policy.error is not None
-        return is_refused or self._budget.seconds_left <= 0
+        return is_refused or self._seconds_left <= 0
+
+    @property
+    def _seconds_left(self) -> float:
+        """Seconds that are left of the time budget; 0 or less once it is spent."""
+        seconds = math.inf if self.time_budget_seconds is None else self.time_budget_seconds
+        return seconds - (time.monotonic() - self._began_at if self._began_at is not None else 0.0)
 
     @property
     def is_finished(self) -> bool:
@@ -290,7 +278,7 @@ class TrialManager:
         if (managed := self._trials.get(key)) is None:
             return
         managed.handed_out_at, managed.waits_since = time.time(), None
-        self._budget.begin()
+        self._began_at = self._began_at or time.monotonic()
         if not managed.started_at:
             managed.started_at = managed.handed_out_at
             self.tracker.start(managed.tracked)
@@ -330,7 +318,7 @@ class TrialManager:
             self.refusal = self.refusal or (DataError if report.is_data_missing else ConfigError)(
                 report.error or "refused"
             )
-        self._end(key, outcome, report.error, report.num_retries)
+        self._end(key, outcome, report.error, report.is_tried_twice)
         return Decision.STOP
 
     def died(self, key: str, reason: str) -> None:
@@ -344,7 +332,7 @@ class TrialManager:
             managed.task, seconds=time.time() - managed.handed_out_at, reason=reason
         )
         assert report.outcome is not None, "its worker is gone"
-        self._end(key, report.outcome, report.error, report.num_retries)
+        self._end(key, report.outcome, report.error, report.is_tried_twice)
 
     def interrupt_all(self) -> None:
         """Give up all running and paused trials, because the search ends; see ``interrupted``."""
@@ -363,10 +351,10 @@ class TrialManager:
     def _managed(self, trial: Trial, composed: Composed, stage: TrialStage) -> _ManagedTrial:
         tracked = _tracked(trial, composed)
         task = self.make_task(
-            tracked.name, composed.trial, trial.cap_seconds, self._deadline_seconds()
-        )
-        task = replace(
-            task,
+            tracked.name,
+            composed.trial,
+            cap_seconds=trial.cap_seconds,
+            deadline_seconds=self._deadline_seconds(),
             number=trial.number,
             state_folder=str(self.state_folder(trial.number)),
             is_paused=stage is TrialStage.PAUSED,
@@ -376,7 +364,7 @@ class TrialManager:
         )
 
     def _deadline_seconds(self) -> float:
-        seconds_left = max(1.0, self._budget.seconds_left)
+        seconds_left = max(1.0, self._seconds_left)
         return min(self.trial_deadline_seconds, seconds_left + _GRACE_SECONDS)
 
     def _pause(self, key: str) -> None:
@@ -414,53 +402,45 @@ class TrialManager:
         self._trials[key] = managed
         return managed.task
 
-    def _end(self, key: str, outcome: Outcome, error: str | None, num_retries: int = 0) -> None:
+    def _end(
+        self, key: str, outcome: Outcome, error: str | None, is_tried_twice: bool = False
+    ) -> None:
         managed = self._trials.pop(key)
         is_cut_short = managed.task.deadline_seconds < self.trial_deadline_seconds
         if is_cut_short and error is not None and error.startswith(NOT_ENDED):
             outcome = Outcome.STOPPED
             error = f"the study's time budget ended amid this trial{error.removeprefix(NOT_ENDED)}"
         result = managed.result(outcome, error)
-        if self._is_tried_again(
-            managed, result, MOST_RETRIES if outcome is Outcome.LOST else num_retries
-        ):
-            return
-        score = self.policy.finish(result)
-        self.tracker.finish(managed.tracked, result, score)
+        withdrawn = self._withdrawn(result, is_tried_twice)
+        score = self.policy.finish(result) if withdrawn is None else None
+        self.tracker.finish(managed.tracked, withdrawn or result, score)
         shutil.rmtree(self.state_folder(result.trial), ignore_errors=True)
         for listener in self.listeners:
-            listener.trial_finished(result, score)
+            if withdrawn is None:
+                listener.trial_finished(result, score)
+            else:
+                listener.trial_withdrawn(withdrawn)
 
-    def _is_tried_again(
-        self, managed: _ManagedTrial, result: TrialResult, num_retries: int
-    ) -> bool:
-        """Withdraw a trial whose times were spoilt, or whose process was lost or killed, if its
-        point is to be tried again.
+    def _withdrawn(self, result: TrialResult, is_tried_twice: bool) -> TrialResult | None:
+        """What to tell in place of the result of a trial whose point is tried again, since its
+        times were spoilt, or its process was lost or killed; None if it is not.
         """
-        why, name = result.contention, managed.tracked.name
-        may_retake = not self.is_over and self.done is None and self._num_in_vain < _MAX_IN_VAIN
-        is_retaken = (
-            why is not None
-            and may_retake
-            and self.policy.retry(result.trial, most=self.max_retakes)
-        )
+        why, name = result.contention, search_name(result.trial)
         if why is not None:
+            may_retake = not self.is_over and self.done is None and self._num_in_vain < _MAX_IN_VAIN
+            is_retaken = may_retake and self.policy.retry(result.trial, most=self.max_retakes)
             again = "its configuration is tried again" if is_retaken else "it is kept, and marked"
             logger.info("%s: %s; %s", name, why, again)
-        if not is_retaken:
-            if result.outcome.is_timed:
-                self._num_in_vain = 0 if why is None else self._num_in_vain + 1
-            most = min(num_retries, self.max_retries)
-            if not num_retries or not self.policy.retry(result.trial, most=most):
-                return False
-            logger.info("%s: %s; its configuration is tried again", name, result.error)
-        outcome, error = (Outcome.CONTENDED, why) if is_retaken else (Outcome.LOST, result.error)
-        withdrawn = replace(result, outcome=outcome, error=error)
-        self.tracker.finish(managed.tracked, withdrawn, None)
-        shutil.rmtree(self.state_folder(result.trial), ignore_errors=True)
-        for listener in self.listeners:
-            listener.trial_withdrawn(withdrawn)
-        return True
+            if is_retaken:
+                return replace(result, outcome=Outcome.CONTENDED, error=why)
+        if result.outcome.is_timed:
+            self._num_in_vain = 0 if why is None else self._num_in_vain + 1
+        is_lost = result.outcome is Outcome.LOST
+        most = self.max_retries if is_lost else min(int(is_tried_twice), self.max_retries)
+        if not self.policy.retry(result.trial, most=most):
+            return None
+        logger.info("%s: %s; its configuration is tried again", name, result.error)
+        return replace(result, outcome=Outcome.LOST)
 
 
 def _has_room_for_states(folder: Path) -> bool:

@@ -162,7 +162,7 @@ def test_what_ended_a_process_is_said_and_the_next_one_trains(
 ) -> None:
     last = reports_of(group, make_task(how=how))[-1]
     assert last.error == f"the worker died: it was ended by {told}"
-    assert (last.outcome, last.num_retries > 0) == (outcome, outcome is Outcome.LOST)
+    assert (last.outcome, last.is_tried_twice) == (outcome, False)
     [report] = reports_of(group, make_task(how="works"))
     assert report.outcome is Outcome.REACHED
 
@@ -182,7 +182,7 @@ def test_a_training_past_its_deadline_ends_with_all_that_it_started(
 @pytest.mark.slow
 def test_what_keeps_pythons_lock_is_ended_by_a_timer(group: ProcessGroup, make_task: Any) -> None:
     last = reports_of(group, make_task(how="hangs_in_c", deadline_seconds=1.0))[-1]
-    assert (last.outcome, last.num_retries) == (Outcome.TIMED_OUT, 0)
+    assert (last.outcome, last.is_tried_twice) == (Outcome.TIMED_OUT, False)
     assert "in hangs_in_c" in (last.error or "")
 
 

@@ -68,9 +68,9 @@ def test_an_evaluation_goes_the_way_that_the_map_shows(
         training={"_target_": "walked.train", "folder": str(tmp_path)},
     )
 
-    def make_task(name: str, *_: Any) -> TrialTask:
+    def make_task(name: str, *_: Any, **fields: Any) -> TrialTask:
         repository = str(MAP.parents[1])
-        task = make_trial_task(config, tmp_path, name=name)
+        task = make_trial_task(config, tmp_path, name=name, **fields)
         return replace(task, code_folders=(*task.code_folders, repository))
 
     def observe(*_: Any, **__: Any) -> Decision:

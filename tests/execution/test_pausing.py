@@ -74,12 +74,8 @@ class Session:
             composer=composer,
             tracker=self.told,
             listeners=(self.told,),
-            make_task=lambda name, config, cap_seconds, deadline_seconds: make_trial_task(
-                config,
-                folder,
-                name=name,
-                cap_seconds=cap_seconds,
-                deadline_seconds=deadline_seconds,
+            make_task=lambda name, config, **fields: make_trial_task(
+                config, folder, name=name, **fields
             ),
             has_room=lambda tasks: len(tasks) < room,
             state_folder=lambda trial: folder / f"trial-{trial}",

@@ -29,12 +29,8 @@ MakeTrials = Callable[..., tuple[TrialManager, Scheduler]]
 
 @pytest.fixture
 def make_trials(tmp_path: Path) -> MakeTrials:
-    def make_task(
-        name: str, config: TrialConfig, cap_seconds: float, deadline_seconds: float
-    ) -> TrialTask:
-        return make_trial_task(
-            config, tmp_path, name=name, cap_seconds=cap_seconds, deadline_seconds=deadline_seconds
-        )
+    def make_task(name: str, config: TrialConfig, **fields: Any) -> TrialTask:
+        return make_trial_task(config, tmp_path, name=name, **fields)
 
     def make(**changes: Any) -> tuple[TrialManager, Scheduler]:
         composer = Composer(["experiment=cnn"])
