@@ -16,10 +16,8 @@ from autotune.config.experiments import names_experiment, require_experiment
 from autotune.errors import ConfigError, ExecutionError, FileError
 from autotune.files import make_folder
 from autotune.remote import user_path
-from autotune.reporting.profile import print_profile
 from autotune.reporting.study_files import write_json
 from autotune.reporting.terminal import output_console
-from autotune.step_profile import advise
 from autotune.training.capabilities import cpus_per_worker
 from autotune.training.sources import train_missing_sources
 
@@ -57,6 +55,7 @@ def profile_command(arguments: Sequence[str]) -> int:
         raise ConfigError(f"study.folder: {error}") from error
     # set before torch is imported, whose profiler otherwise logs each start and stop
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    from autotune.reporting.profile import print_profile  # noqa: PLC0415  # imports torch
     from autotune.training import device, profiling  # noqa: PLC0415  # import torch
 
     folder = parent / f"profile-{experiment.replace('/', '_')}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -85,7 +84,7 @@ def profile_command(arguments: Sequence[str]) -> int:
     )
     trace = f"{folder / 'trace.json'} (open it at https://ui.perfetto.dev or chrome://tracing)"
     files = {"trace": trace, "numbers": str(folder / "profile.json")}
-    print_profile(output_console(), profile, advise(profile), title=title, files=files)
+    print_profile(output_console(), profile, title=title, files=files)
     return 0
 
 

@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,70 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, ExecutionError
 from autotune.files import make_folder
 from autotune.measurement import PhaseClock
-from autotune.step_profile import BETWEEN, IDLE, PARTS, WAITING, OperatorTime, StepProfile
 from autotune.training.capabilities import cpu_name
 from autotune.training.data import fits_on, load_data
 from autotune.training.device import gpu_kind, peak_memory_bytes, pick_device, synchronizer
 from autotune.training.set_up import num_steps, set_up
 from autotune.training.step import labelled
 
+PARTS = ("data", "augmentation", "forward", "backward", "graph", "optimizer")
+"""Parts of a training step, in their order; ``graph`` is forward and backward in one CUDA graph."""
+BETWEEN, WAITING, IDLE = "between", "waiting", "idle"
+"""The host outside all parts, the host waiting for the GPU after the last step, and the GPU
+without work."""
 _NUM_WARM_UPS, _NUM_WATCHED = 3, 2
 """Steps before the timed ones, and steps in which waits for the GPU are looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorTime:
+    """Mean time of an operator in a step: on the CPU its own, on a GPU that of the kernels it
+    starts.
+    """
+
+    name: str
+    calls: float
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepProfile:
+    """Means over the profiled steps of one configuration, in seconds per step."""
+
+    num_steps: int
+    batch_size: int
+    plain_step_seconds: float
+    """Seconds of a step without the profiler, which makes every operator take longer."""
+    step_seconds: float
+    host_seconds: Mapping[str, float]
+    """Host time by part; the times sum to ``step_seconds``."""
+    device_seconds: Mapping[str, float]
+    """GPU time by the part that started the kernels, and of IDLE; empty on the CPU."""
+    operators: tuple[OperatorTime, ...]
+    """Operators of the step, longest first."""
+    num_kernels: float
+    """Number of GPU kernels in a step."""
+    waits: tuple[str, ...]
+    """Lines of code (``file:line``) at which the host waits for the GPU within a step."""
+    device_name: str
+    compute_capability: tuple[int, int] | None
+    """CUDA compute capability; None without a GPU of NVIDIA's."""
+    num_threads: int
+    peak_memory_bytes: int
+    memory_limit_bytes: int | None
+    """The GPU's memory; None on the CPU."""
+    is_resident: bool
+    """Whether the training split is kept on the device."""
+    is_small: bool
+    """Whether the training split would fit on the device."""
+    optimizer_kernels: tuple[str, ...]
+    """Those of ``fused`` and ``foreach`` that the optimizer accepts."""
+    settings: Mapping[str, Any]
+    """Values of the groups ``runtime``, ``data_path`` and ``precision``, by dotted key."""
+
+    def share(self, seconds: float) -> float:
+        """A time as a fraction of the step."""
+        return seconds / self.step_seconds
 
 
 def profile_training(

@@ -17,9 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.config.schema import TrialConfig
 from autotune.measurement import PhaseClock
-from autotune.step_profile import BETWEEN, StepProfile
 from autotune.training.device import pick_device
-from autotune.training.profiling import profile_training
+from autotune.training.profiling import BETWEEN, StepProfile, profile_training
 from autotune.training.set_up import set_up
 
 pytestmark = pytest.mark.slow
