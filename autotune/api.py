@@ -36,7 +36,6 @@ from autotune.files import make_folder, replace_file
 from autotune.measurement import Target
 from autotune.pickling import pickled
 from autotune.remote import user_path
-from autotune.report_command import write_report
 from autotune.reporting.study_files import REPORT, read_summary
 from autotune.session import refuse_within_training
 from autotune.space import override_text
@@ -205,8 +204,10 @@ class TuneResult:
         Raises:
             StudyError: the study has not ended.
         """
+        from autotune.reporting.html import write_study_report  # noqa: PLC0415  # Plotly
+
         path = self.folder / REPORT
-        return path if path.is_file() else write_report(self.folder)
+        return path if path.is_file() else write_study_report(self.folder)
 
     def export(self, path: str | Path) -> Path:
         """Write the best configuration as YAML: the function's arguments, or an experiment file

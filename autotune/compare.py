@@ -8,7 +8,6 @@ interrupted, and the result so far was printed; 1: the trained code failed sever
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -21,9 +20,18 @@ from autotune.config.command_line import (
     run_main,
 )
 from autotune.config.experiments import options_help, require_experiment
-
-if TYPE_CHECKING:
-    from autotune.reporting.comparison import Comparison
+from autotune.config.overrides import read_override_list
+from autotune.confirm.compare import (
+    check_comparison,
+    compose_configurations,
+    describe_comparison,
+    plan_comparison,
+    run_comparison,
+)
+from autotune.execution.launcher import started_launcher
+from autotune.redaction import without_secrets
+from autotune.reporting.comparison import Comparison
+from autotune.reporting.terminal import output_console
 
 _PURPOSE = (
     "Compare configurations by time to target and time of a step: in turns, in fresh processes."
@@ -70,7 +78,7 @@ def compare(
     config_dirs: Sequence[str] = (),
     console: Console | None = None,
     **configurations: Sequence[str],
-) -> "Comparison | None":
+) -> Comparison | None:
     """Compare configurations as ``autotune compare`` does.
 
     Args:
@@ -85,37 +93,32 @@ def compare(
     Raises:
         AutotuneError: the comparison cannot be run; its message is one line.
     """
-    # after --help
-    from autotune.confirm import compare as study  # noqa: PLC0415
-    from autotune.execution.launcher import started_launcher  # noqa: PLC0415
-
     out = console or Console(quiet=True)
 
     def say(line: str) -> None:
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
+        out.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True)
 
     own = [override for overrides in configurations.values() for override in overrides]
     code_folders = import_user_code_from(config_dirs, [*common, *own])
-    composed = study.compose_configurations(common, configurations, config_dirs)
+    composed = compose_configurations(common, configurations, config_dirs)
     require_experiment(all(each.experiment for each in composed), config_dirs)
     config = composed[0].composed.config
     shown = [f"{name}=[{','.join(overrides)}]" for name, overrides in configurations.items()]
     with started_launcher(config.cluster, is_wanted=not config.dry_run) as launcher:
         with out.status("reading and checking all configurations"):
-            plan = study.plan_comparison(
+            plan = plan_comparison(
                 composed,
                 num_seeds=num_seeds,
                 command=[*common, *shown, f"num_seeds={num_seeds}"],
                 code_folders=code_folders,
                 launcher=launcher,
             )
-            if not (config.dry_run and plan.missing_sources):  # the check would train them first
-                study.check_comparison(plan, say, launcher)
+            check_comparison(plan, say, launcher)
         if config.dry_run:
-            for text in study.describe_comparison(plan):
+            for text in describe_comparison(plan):
                 say(text)
             return None
-        return study.run_comparison(plan, console=out, launcher=launcher)
+        return run_comparison(plan, console=out, launcher=launcher)
 
 
 def compare_command(arguments: Sequence[str]) -> int:
@@ -124,14 +127,9 @@ def compare_command(arguments: Sequence[str]) -> int:
     epilog = f"experiments:\n{experiments}\n\n{keys}\n\n{_OTHER_KEYS}"
     line = parse_command_line("autotune compare", _PURPOSE, epilog, arguments)
     own, common = read_own_keys(CompareKeys, line.overrides)
-    from autotune.config.overrides import read_override_list  # noqa: PLC0415  # imports Hydra
-    from autotune.reporting.terminal import output_console  # noqa: PLC0415  # after --help
-
     given = {"a": own.a, "b": own.b, "c": own.c, "d": own.d}
     lists = {name: read_override_list(text, name) for name, text in given.items() if text}
     if line.cfg:
-        from autotune.confirm.compare import compose_configurations  # noqa: PLC0415  # after --help
-
         for each in compose_configurations(common, lists, line.config_dirs):
             text = each.composer.config_yaml(resolve=line.resolve)
             print(f"---\n# {each.name}: {' '.join(each.overrides)}\n{text}", end="")

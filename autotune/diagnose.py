@@ -16,6 +16,7 @@ from autotune.config.command_line import composer_of, parse_command_line, print_
 from autotune.config.experiments import names_experiment, shipped_folder
 from autotune.errors import ConfigError, FileError
 from autotune.execution.cluster import capabilities_of
+from autotune.execution.plan import plan_study
 from autotune.remote import refuse_url, user_path
 from autotune.reporting.study_files import write_json
 from autotune.reporting.terminal import output_console
@@ -67,9 +68,7 @@ def diagnose_command(arguments: Sequence[str]) -> int:
     if print_config(line, composer):
         return 0
     cluster = composer.compose().config.cluster
-    # not needed by --help: Optuna's and torch's imports take two seconds
-    from autotune.execution.plan import plan_study  # noqa: PLC0415
-    from autotune.training import diagnosis  # noqa: PLC0415
+    from autotune.training import diagnosis  # noqa: PLC0415  # torch
 
     console, rates = output_console(), list[diagnosis.Rate]()
     with console.status("reading the configuration") as status:

@@ -1,9 +1,10 @@
-"""Write the best configuration of a study as an experiment: ``autotune export study=NAME as=NAME
---config-dir DIR``.
+"""Write what a study found somewhere else: ``autotune export study=NAME as=NAME --config-dir DIR``
+writes its best configuration as an experiment, ``autotune report study=NAME [output=FILE]`` its
+HTML report again.
 
 The weights of the winner's first confirmation run that reached the target are copied beside the
-experiment, if workers could keep them. ``script=FILE`` writes a plain PyTorch program that needs no
-autotune, and ``arguments=FILE`` the arguments of your own training function.
+experiment, if workers could keep them. ``export script=FILE`` writes a plain PyTorch program that
+needs no autotune, and ``arguments=FILE`` the arguments of your own training function.
 """
 
 import re
@@ -19,10 +20,15 @@ from autotune.errors import ConfigError, StudyError
 from autotune.execution.study_folder import shown_path
 from autotune.files import check_format, make_folder, replace_file, replacing
 from autotune.remote import refuse_url, user_path
+from autotune.reporting.study_files import read_summary
 
 _PURPOSE = (
     "Write what a study found as an experiment, DIR/experiment/NAME.yaml, that runs by name, or as"
     " a plain PyTorch program."
+)
+_REPORT_PURPOSE = (
+    "Write the HTML report of a study from the files in its folder: report.html, one page that"
+    " opens offline."
 )
 
 
@@ -42,6 +48,17 @@ class ExportKeys:
     )
     folder: str = own_key("outputs", "where studies are kept")
     overwrite: bool = own_key(False, "true replaces what has that name", shown="true")
+
+
+@dataclass(kw_only=True)
+class ReportKeys:
+    """Keys of ``autotune report``."""
+
+    study: str = own_key(..., "a study of the folder", shown="NAME")
+    folder: str = own_key("outputs", "where studies are kept")
+    output: str | None = own_key(
+        None, "the file to write; else report.html in the study's folder", shown="FILE"
+    )
 
 
 def export_command(arguments: Sequence[str]) -> int:
@@ -84,8 +101,6 @@ def export_command(arguments: Sequence[str]) -> int:
 
 def _export_experiment(own: ExportKeys, config_dir: str, study_folder: Path, text: str) -> None:
     """Write the experiment file, and the weights beside it."""
-    from autotune.reporting.study_files import read_summary  # noqa: PLC0415  # after --help
-
     exported, known = own.experiment or "", read_summary(study_folder / "best.json")
     if not re.fullmatch(r"\w[\w-]*(/\w[\w-]*)*", exported, re.ASCII):
         raise ConfigError(
@@ -145,6 +160,23 @@ def _best_yaml(folder: Path) -> str:
         f"study={folder.name}: no such study in {folder.parent}; there are"
         f" {', '.join(known) or 'none'}"
     )
+
+
+def report_command(arguments: Sequence[str]) -> int:
+    """Run ``autotune report`` with command-line arguments and return its exit code."""
+    line = parse_command_line(
+        "autotune report", _REPORT_PURPOSE, own_keys_help(ReportKeys), arguments, takes="study=NAME"
+    )
+    own, others = read_own_keys(ReportKeys, line.overrides)
+    refuse_other_keys(ReportKeys, others)
+    refuse_url(own.folder, "folder")
+    refuse_url(own.output or "", "output", "a file of this machine")
+    # imports Plotly and scikit-learn, after --help
+    from autotune.reporting.html import write_study_report  # noqa: PLC0415
+
+    output = None if own.output is None else user_path(own.output)
+    print(f"wrote {write_study_report(user_path(own.folder) / own.study, output)}")
+    return 0
 
 
 if __name__ == "__main__":

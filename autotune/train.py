@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from autotune.config.build import build
 from autotune.config.command_line import (
     EXIT_NOT_REACHED,
     composer_of,
@@ -25,6 +26,8 @@ from autotune.config.experiments import names_experiment, require_experiment
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, WorkerError
 from autotune.files import STATE_FILE, WEIGHTS_FILE
+from autotune.execution.process_group import ProcessGroup
+from autotune.execution.task import TrialTask
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import Objective, check_measured
 from autotune.outcome import Outcome
@@ -47,7 +50,6 @@ def train_command(arguments: Sequence[str]) -> int:
     composed = composer.compose()
     config, location = composed.trial, composed.config.checkpoint.folder
 
-    from autotune.config.build import build  # noqa: PLC0415  # after --cfg
     from autotune.training import capabilities, device, run, sources  # noqa: PLC0415  # torch
 
     _print_log()
@@ -167,16 +169,14 @@ def _train_in_ranks(
         ConfigError: a worker refused the configuration, or there are fewer GPUs than workers.
         WorkerError: a worker failed.
     """
-    from autotune.execution import process_group, task  # noqa: PLC0415  # after --cfg
-
     if is_on_gpu and config.num_workers > num_gpus:
         raise ConfigError(
             f"parallelism.num_workers: found {config.num_workers}; this machine has {num_gpus} GPUs"
         )
     test_metric = None
-    processes = process_group.ProcessGroup()
+    processes = ProcessGroup()
     with TemporaryDirectory(prefix="autotune-") as folder, closing(processes):
-        training = task.TrialTask(
+        training = TrialTask(
             name="train",
             config=config,
             cap_seconds=math.inf,

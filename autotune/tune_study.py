@@ -7,15 +7,12 @@ Exit code 0: a configuration was confirmed; 2: bad input; 3: no configuration re
 
 import contextlib
 import itertools
-import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from autotune.config.command_line import (
-    EXIT_BAD_INPUT,
     commands_help,
     composer_of,
     import_user_code_from,
@@ -24,11 +21,13 @@ from autotune.config.command_line import (
 )
 from autotune.config.experiments import options_help, require_experiment
 from autotune.errors import ConfigError
-from autotune.redaction import without_secrets
-
-if TYPE_CHECKING:
-    from autotune.config.compose import Composer
-    from autotune.config.schema import Config
+from autotune.execution.cluster import RaySession, capabilities_of
+from autotune.execution.launcher import CHECK_TRAINING, calling, started_launcher
+from autotune.execution.live_study import say
+from autotune.execution.plan import check_plan, describe_plan, plan_study
+from autotune.execution.run_study import run_study
+from autotune.session import refuse_within_training
+from autotune.training.sources import train_missing_sources
 
 _PURPOSE = (
     "Find the configuration that reaches a target quality in the least time, confirm it and"
@@ -69,13 +68,6 @@ def tune_command(
     Without ``trains`` nothing is trained: the tracker of the study, which must exist, is given what
     is missing.
     """
-    if not arguments:
-        print(
-            "usage: autotune experiment=NAME [key=value"
-            f" ...]\n\nexperiments:\n{options_help('experiment')}\n\n--help says more.",
-            file=sys.stderr,
-        )
-        return EXIT_BAD_INPUT
     flags = itertools.pairwise(arguments)
     config_dirs = [folder for flag, folder in flags if flag in ("--config-dir", "-cd")]
     lists = [f"{what}:\n{options_help(group, config_dirs)}\n" for group, what in _LISTED.items()]
@@ -86,76 +78,35 @@ def tune_command(
     composer = composer_of(line, line.overrides)
     if print_config(line, composer):
         return 0
+    refuse_within_training()
     composed = composer.compose()
     require_experiment(bool(composed.choices.get("experiment")), line.config_dirs)
     _ = composed.trial  # checks the trial's configuration
-    console = console or Console()
-    return _plan_and_run(
-        composer, composed.config, arguments, code_folders, console=console, trains=trains
-    )
-
-
-def _plan_and_run(
-    composer: "Composer",
-    config: "Config",
-    command: Sequence[str],
-    code_folders: Sequence[str],
-    *,
-    console: Console,
-    trains: bool,
-) -> int:
-    """Plan the study while the launcher and Ray start, then run it; return the exit code.
-
-    What is imported takes seconds, so each module waits for what starts beside it.
-    """
-    from autotune.execution import launcher as launching  # noqa: PLC0415
-
+    config, console = composed.config, console or Console()
     is_local, trains_now = config.cluster.is_local, trains and not config.dry_run
-
-    def say(line: str) -> None:
-        console.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True)
-
-    with contextlib.ExitStack() as stack:
-        launcher = stack.enter_context(
-            launching.started_launcher(config.cluster, is_wanted=trains_now)
-        )
-        from autotune.execution import cluster, settings, study_folder  # noqa: PLC0415
-        from autotune.reporting.study_files import SUMMARY  # noqa: PLC0415
-
-        study = settings.check_settings(composer)
-        if not trains and not study.folder.exists():
-            raise ConfigError(f"study.name={study.name}: no such study in {config.study.folder}")
-        if not config.dry_run:
-            study_folder.check_usable(study.folder)
-        connection = cluster.RaySession(config.cluster, launcher)
-        stack.callback(connection.close)
-        # it has trials to run, unless there is a mistake
-        if is_local and trains_now and not (study.folder / SUMMARY).exists():
-            connection.start()
-        from autotune.execution import plan, run_study  # noqa: PLC0415
-        from autotune.training import sources  # noqa: PLC0415
-
+    with started_launcher(config.cluster, is_wanted=trains_now) as launcher:
         with console.status(
             "reading the configuration and checking every branch of the search space"
         ):
-            capabilities = cluster.capabilities_of(config.cluster, launcher)
-            planned = plan.plan_study(
-                composer, capabilities, study, code_folders=code_folders, command=command
+            plan = plan_study(
+                composer,
+                capabilities_of(config.cluster, launcher),
+                code_folders=code_folders,
+                command=arguments,
             )
+            if not trains and not plan.folder.exists():
+                raise ConfigError(f"study.name={plan.name}: no such study in {config.study.folder}")
             if trains_now:
-                sources.train_missing_sources(composer, say)
+                train_missing_sources(composer, partial(say, console))
             # on a remote cluster, this machine need not have the data set
             if trains and is_local and not composer.missing_sources:
-                with launching.calling(launcher) as call_there:
-                    plan.check_plan(planned, partial(call_there, launching.CHECK_TRAINING))
+                with calling(launcher) as call_there:
+                    check_plan(plan, partial(call_there, CHECK_TRAINING))
         if config.dry_run:
-            for text in plan.describe_plan(planned):
-                say(text)
+            for text in describe_plan(plan):
+                say(console, text)
             return 0
-        return run_study.run_study(
-            planned,
-            console=console,
-            connection=connection,
-            launcher=launcher,
-            trains=trains,
-        )
+        with contextlib.closing(RaySession(config.cluster, launcher)) as connection:
+            return run_study(
+                plan, console=console, connection=connection, launcher=launcher, trains=trains
+            )

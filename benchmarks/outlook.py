@@ -1,4 +1,4 @@
-"""Does further search bring what ``search.stop_when_not_worth`` expects? ``python -m
+"""Does further search bring what ``search.expected_trainings`` expects? ``python -m
 benchmarks.outlook --recordings DIR``.
 
 Searches of 160 trials are replayed over recorded learning curves. After 20, 30, 40, 60, 80 and 110
@@ -232,7 +232,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
                     pair for search in of_kind if (pair := totals(search, trainings)) is not None
                 ]
                 ratios = {
-                    "stop_when_not_worth": [total / min(fixed.values()) for total, fixed in pairs]
+                    "expected_trainings": [total / min(fixed.values()) for total, fixed in pairs]
                 }
                 for number in FIXED:
                     ratios[str(number)] = [

@@ -16,10 +16,9 @@ import pytest
 
 import autotune
 from autotune import api
-from autotune.config.compose import Composer
 from autotune.errors import AutotuneError, ConfigError, StudyError
-from autotune.execution.settings import check_settings
 from autotune.reporting.study_files import write_json
+from autotune.tune_study import tune_command
 
 SCRIPT = """
 import functools
@@ -267,5 +266,5 @@ def test_a_study_in_one_of_several_processes_is_refused_before_it_writes_anythin
     with pytest.raises(ConfigError, match=said):
         autotune.tune(**call({"lr": [1]}, lr=1))
     with pytest.raises(ConfigError, match=said):
-        check_settings(Composer(["experiment=cnn"]))
+        tune_command(["experiment=cnn"])
     assert [*tmp_path.iterdir()] == []

@@ -22,7 +22,6 @@ LAYERS = (
         "confirm.statistics",
         "remote",
         "pareto",
-        "step_profile",
         "yaml_files",
         "mlflow_logs",
     ),
@@ -30,7 +29,7 @@ LAYERS = (
     ("training", "search", "tracking"),
     ("reporting",),
     ("execution",),
-    ("tune_study", "train", "export", "compare", "profile", "record", "diagnose", "report_command"),
+    ("tune_study", "train", "export", "compare", "profile", "record", "diagnose"),
     ("__main__", "api", "lightning", "script", "transformers"),
 )
 """Parts of the package, lowest first; a part imports only from itself and from lower layers."""

@@ -42,7 +42,7 @@ COMMANDS = {
     "profile": ("autotune.profile", "say where a step's time goes, and which key to try"),
     "diagnose": ("autotune.diagnose", "say what this machine is, gives and cannot run"),
     "export": ("autotune.export", "write what a study found as an experiment"),
-    "report": ("autotune.report_command", "write the HTML report of a study"),
+    "report": ("autotune.export", "write the HTML report of a study"),
     "record": ("autotune.record", "write a study that MLflow keeps as a recording"),
 }
 """Module and purpose of each command, by name; the module's function ``NAME_command`` takes the

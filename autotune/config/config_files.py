@@ -53,6 +53,7 @@ _COMMAND_LINE_ONLY: Mapping[str, Any] = {
 an experiment cannot set them."""
 
 _GONE = {
+    "search.stop_when_not_worth": "search.expected_trainings=N by itself ends such a search",
     "cluster.keep_cpus_awake": "no process keeps CPUs awake",
     "data.max_bytes": "data files may have any size",
     "data.max_columns": "data files may have any size",

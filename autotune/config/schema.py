@@ -60,7 +60,6 @@ class SearchConfig:
     max_errors_in_a_row: int
     max_retries: int
     max_retakes: int
-    stop_when_not_worth: bool
     expected_trainings: int | None
     repeats: bool
     storage: str | None

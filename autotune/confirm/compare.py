@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from autotune.config.build import build_partial, call
-from autotune.config.compose import Composed, Composer, Source
+from autotune.config.compose import Composed, Composer
 from autotune.config.schema import TrialConfig
 from autotune.confirm.runs import Lanes, Run, RunsInTurns
 from autotune.confirm.statistics import in_turns
@@ -26,12 +25,7 @@ from autotune.execution.cluster import RaySession, capabilities_of, check_can_st
 from autotune.execution.interrupt import interruptible
 from autotune.execution.launcher import CHECK_TRAINING, Launcher, calling
 from autotune.execution.live_study import say
-from autotune.execution.plan import (
-    TrainingPlan,
-    deadline_seconds,
-    device_lines,
-    unsuitable,
-)
+from autotune.execution.plan import TrainingPlan
 from autotune.execution.settings import check_limits, study_name
 from autotune.execution.study_folder import log_file, shown_path, sole_user
 from autotune.measurement import TrialResult
@@ -70,38 +64,17 @@ class Candidate(Compared):
         """Name of the experiment that the configuration is composed from."""
         return self.composed.choices["experiment"]
 
-    @property
-    def as_list(self) -> str:
-        """The overrides as they are typed."""
-        return f"[{', '.join(map(without_secrets, self.overrides))}]"
-
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonPlan(Comparison, TrainingPlan):
     """A checked plan of a comparison, which becomes its result as runs end."""
 
     configurations: tuple[Candidate, ...]
-    facts: Mapping[str, Any]
-    """Facts about the command and the machine, kept in the comparison's files."""
 
     @property
-    def missing_sources(self) -> tuple[Source, ...]:
-        """Experiments to train first: configurations start from their checkpoints, which do not
-        exist yet.
-        """
-        sources = (each.composer.missing_sources for each in self.configurations)
-        return tuple(dict.fromkeys(itertools.chain.from_iterable(sources)))
-
-    @property
-    def device_lines(self) -> list[str]:
-        """What the runs are on, see ``plan.device_lines``; a line each where that differs."""
-        lines = (device_lines(each.trial, self.capabilities) for each in self.configurations)
-        return list(dict.fromkeys(itertools.chain.from_iterable(lines)))
-
-    @property
-    def deadline_seconds(self) -> float:
-        """Wall seconds after which a run counts as hung."""
-        return max(deadline_seconds(each.composed) for each in self.configurations)
+    def trained(self) -> list[TrialConfig]:
+        """The configurations that the runs train, except for the seeds."""
+        return [each.trial for each in self.configurations]
 
     def run(self, index: int, number: int) -> Run:
         """The run of a configuration in a round, whose runs share a seed."""
@@ -158,7 +131,13 @@ class ComparisonPlan(Comparison, TrainingPlan):
         """Write the files with all runs so far, and return their paths."""
         runs = [run for each in self.configurations for run in each.runs.values()]
         device = next((run.fingerprint.get("device") for run in runs if run.fingerprint), None)
-        return write_comparison(self.folder, self, {**self.facts, "device": device})
+        facts = {
+            "command": list(map(without_secrets, self.command)),
+            "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "versions": versions(),
+            "device": device,
+        }
+        return write_comparison(self.folder, self, facts)
 
     def draw(self) -> list[Path]:
         """Write the chart of all runs, and return its path."""
@@ -196,10 +175,7 @@ def compose_configurations(
                 names = f"{one.name} and {other.name}"
                 raise ConfigError(f"{key}: {names} differ in it; set it for both, beside {names}")
         if one.trial == other.trial:
-            raise ConfigError(
-                f"{one.name} and {other.name}: {one.as_list} and {other.as_list} are the same"
-                " configuration"
-            )
+            raise ConfigError(f"{one.name} and {other.name}: are the same configuration")
     return tuple(configurations)
 
 
@@ -245,18 +221,14 @@ def plan_comparison(
     """
     first = configurations[0]
     config = first.composed.config
-    capabilities = capabilities_of(config.cluster, launcher)
     check_limits(config)
-    for each in configurations:
-        if (reason := unsuitable(each.trial, config.cluster, capabilities)) is not None:
-            raise ConfigError(f"{each.name}: cannot run here: {reason}")
     experiments = list(dict.fromkeys(each.experiment for each in configurations))
     name = study_name(config, f"compare-{'-and-'.join(experiments)}")
     folder = (Path(config.study.folder) / name).absolute()
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"study.name: {folder} holds files already; give another name, or none")
-    check_measured(first.objective, [capabilities.device_of(each.trial) for each in configurations])
-    return ComparisonPlan(
+    capabilities = capabilities_of(config.cluster, launcher)
+    plan = ComparisonPlan(
         name=name,
         experiment=" and ".join(experiments),
         target=first.trial.target,
@@ -268,18 +240,19 @@ def plan_comparison(
         capabilities=capabilities,
         code_folders=tuple(code_folders),
         command=tuple(command),
-        facts={
-            "command": list(map(without_secrets, command)),
-            "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "versions": versions(),
-        },
     )
+    for each in configurations:
+        if (reason := plan.unsuitable(each.trial)) is not None:
+            raise ConfigError(f"{each.name}: cannot run here: {reason}")
+    check_measured(first.objective, [capabilities.device_of(config) for config in plan.trained])
+    return plan
 
 
 def check_comparison(
     plan: ComparisonPlan, tell: Callable[[str], None], launcher: Launcher | None
 ) -> None:
-    """Train the checkpoints that configurations start from, then make the components of each once.
+    """Train the checkpoints that configurations start from, unless this is a dry run, then make the
+    components of each once.
 
     Args:
         tell: called with a line of text when a checkpoint is trained.
@@ -292,8 +265,10 @@ def check_comparison(
     with calling(launcher) as call_there:
         for each in plan.configurations:
             try:
-                train_missing_sources(each.composer, tell)
-                if plan.config.cluster.is_local:  # a remote cluster may have data that is not here
+                if not plan.config.dry_run:
+                    train_missing_sources(each.composer, tell)
+                # a remote cluster may have data that is not here
+                if plan.config.cluster.is_local and not each.composer.missing_sources:
                     call_there(CHECK_TRAINING, each.trial)
             except AutotuneError as error:
                 raise type(error)(f"{each.name}: {error}") from error
@@ -301,20 +276,21 @@ def check_comparison(
 
 def describe_comparison(plan: ComparisonPlan) -> list[str]:
     """The plan as lines of text for the terminal: configurations, target, runs and resources."""
-    target, machines = plan.target, plan.capabilities
     lines = [
         f"comparison {plan.name} -> {plan.folder}",
-        f"target     {target}, at most {target.max_train_seconds:g} s of training a run",
+        f"target     {plan.target}, at most {plan.target.max_train_seconds:g} s of training a run",
     ]
     for each in plan.configurations:
         cpus, gpus = plan.resources(each.trial)
-        lines.append(f"{each.name:<10} {each.as_list}: {cpus} CPU and {gpus} GPU a run")
+        lines.append(f"{each.name:<10} {each.shown}: {cpus} CPU and {gpus} GPU a run")
+        lines += [
+            f"first      {source.experiment} is trained, once, for {each.name}"
+            for source in each.composer.missing_sources
+        ]
     return [
         *lines,
         f"runs       {plan.num_seeds} of each, in turns, each in a fresh process",
-        *(f"first      {source.experiment} is trained, once" for source in plan.missing_sources),
-        f"machines   {machines.num_cpus} CPU and {machines.num_gpus} GPU ({machines.device_name})",
-        *(f"device     {line}" for line in plan.device_lines),
+        *(f"device     {line}" for line in plan.device_lines(*plan.trained)),
     ]
 
 
@@ -388,7 +364,7 @@ def _make_runs(
         display.note(head, "bold")
         for each in configurations:
             display.note(f"  {each.name}: {each.shown}")
-        for line in plan.device_lines:
+        for line in plan.device_lines(*plan.trained):
             display.note(f"  device: {line}")
         first_runs = [plan.run(index, 0) for index in range(len(configurations))]
         lanes = Lanes.of([run.task for run in first_runs], plan.capabilities, size)

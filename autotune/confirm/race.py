@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 
-from autotune.confirm.statistics import RunScore, deviation_of_pairs, in_turns, student
+from autotune.confirm.statistics import RunScore, deviation_of_pairs, student
 from autotune.space import Suggestion
 
 MIN_PAIRS = 4
@@ -272,10 +272,9 @@ class _Race:
 
         Each round begins with another configuration.
         """
-        turns = [racing[turn] for turn, at in in_turns(len(racing), number + 1) if at == number]
-        return tuple(
-            (each.trial, number) for each in turns if (each.trial, number) not in self._known
-        )
+        first = number % len(racing)
+        turns = ((each.trial, number) for each in (*racing[first:], *racing[:first]))
+        return tuple(run for run in turns if run not in self._known)
 
     def _take(self, racing: Sequence[Configuration], rounds: Sequence[int]) -> None:
         """Take the known runs of some rounds into account."""

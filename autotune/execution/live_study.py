@@ -246,11 +246,7 @@ def _policy(plan: StudyPlan, study: Study, sampler: PausingSampler | None) -> Sc
         target=plan.trial.target,
         seed=plan.config.study.seed,
         num_trials=plan.config.search.num_trials,
-        expected_trainings=(
-            plan.config.search.expected_trainings
-            if plan.config.search.stop_when_not_worth
-            else None
-        ),
+        expected_trainings=plan.config.search.expected_trainings,
         max_errors_in_a_row=plan.config.search.max_errors_in_a_row,
         sampler=sampler,
         may_repeat=plan.config.search.repeats,

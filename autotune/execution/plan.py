@@ -13,10 +13,11 @@ from typing import Any
 
 from autotune.config.build import build_partial, call
 from autotune.config.compose import Composed, Composer
-from autotune.config.schema import ClusterConfig, Config, TrialConfig
+from autotune.config.schema import Config, TrialConfig
+from autotune.config.space_files import check_space, read_search_space
 from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
 from autotune.execution.cluster import ClusterSize
-from autotune.execution.settings import StudySettings, check_settings
+from autotune.execution.settings import check_limits, study_name
 from autotune.execution.task import TrialTask
 from autotune.mlflow_logs import logs_folder
 from autotune.objective import Objective, check_measured
@@ -27,7 +28,7 @@ from autotune.search.samplers import make_sampler
 from autotune.search.stopping import StoppingRule, make_stopping
 from autotune.search.study import stored_recording
 from autotune.search.warm_start import EarlierStudy, earlier_study
-from autotune.space import PowerOfTwo, SearchSpace, Suggestion, override_text
+from autotune.space import Choice, PowerOfTwo, SearchSpace, Suggestion, override_text
 from autotune.tracking.earlier_recordings import earlier_recordings
 from autotune.tracking.tracker import StudyInfo
 from autotune.training.capabilities import (
@@ -76,15 +77,43 @@ class TrainingPlan:
     @property
     def deadline_seconds(self) -> float:
         """Wall seconds after which a training counts as hung."""
-        return deadline_seconds(self.composed)
+        max_train_seconds = self.trial.target.max_train_seconds
+        return self.config.search.trial_deadline_seconds or 2 * max_train_seconds + 120
+
+    def device_lines(self, *configs: TrialConfig) -> list[str]:
+        """What trainings run on and why on nothing better, a line each where that differs, and a
+        warning of what makes their times incomparable.
+        """
+        lines = [describe_device(config, self.capabilities) for config in configs]
+        lines += filter(None, (several_kinds(config, self.capabilities) for config in configs))
+        return list(dict.fromkeys(lines))
+
+    def num_threads(self, config: TrialConfig) -> int:
+        """Number of CPU threads of each worker, unless the trial's configuration sets one."""
+        return cpus_per_worker(config, self.config.cluster, self.capabilities)
 
     def resources(self, config: TrialConfig) -> tuple[int, int]:
         """Numbers of CPUs and GPUs that one training takes: whole GPUs, since it is timed."""
-        return resources_of(config, self.config.cluster, self.capabilities)
+        num_workers = config.num_workers
+        num_gpus = num_workers if uses_cuda(config, self.capabilities) else 0
+        return num_workers * self.num_threads(config), num_gpus
 
     def unsuitable(self, config: TrialConfig) -> str | None:
-        """Why one training cannot run on these machines; None if it can."""
-        return unsuitable(config, self.config.cluster, self.capabilities)
+        """Why one training cannot run on these machines, or not with what Ray is given of this
+        machine.
+
+        None if it can.
+        """
+        cluster, have = self.config.cluster, self.capabilities
+        reason = unsupported(config, have)
+        if reason is not None or not cluster.is_local:
+            return reason
+        cpus = have.num_cpus if cluster.num_cpus is None else cluster.num_cpus
+        gpus = have.num_gpus if cluster.num_gpus is None else cluster.num_gpus
+        shortage = ClusterSize(((cpus, gpus),)).shortage(
+            config.num_workers, *self.resources(config), cluster.placement
+        )
+        return None if shortage is None else f"{shortage} (cluster.num_cpus, cluster.num_gpus)"
 
     def task(
         self,
@@ -150,13 +179,18 @@ class StudyPlan(TrainingPlan):
     composer: Composer
     space: SearchSpace
     """The search space without the options that these machines cannot run."""
-    dropped: tuple[str, ...]
+    dropped: tuple[str, ...] = ()
     """A line for each option that was removed from the space, with the reason."""
-    baseline: Suggestion | None
-    """The experiment's own configuration as a point of the space; None if the space does not
-    contain it."""
     earlier: tuple[EarlierStudy, ...] = ()
     """Earlier studies that this one learns from."""
+
+    @property
+    def baseline(self) -> Suggestion | None:
+        """The experiment's own configuration as a point of the space.
+
+        None if the space does not contain it.
+        """
+        return self.space.point_of(self.composed.lookup)
 
     @property
     def may_grow(self) -> bool:
@@ -167,10 +201,6 @@ class StudyPlan(TrainingPlan):
             not self.config.cluster.is_local
             and self.config.search.max_concurrent_trials is not None
         )
-
-    def num_threads(self, config: TrialConfig) -> int:
-        """Number of CPU threads of each worker, unless the trial's configuration sets one."""
-        return cpus_per_worker(config, self.config.cluster, self.capabilities)
 
     def command_line(
         self, subcommand: Sequence[str] = (), replaced: Mapping[str, object] | None = None
@@ -254,56 +284,9 @@ class StudyPlan(TrainingPlan):
         )
 
 
-def deadline_seconds(composed: Composed) -> float:
-    """Wall seconds after which a training counts as hung."""
-    return (
-        composed.config.search.trial_deadline_seconds
-        or 2 * composed.trial.target.max_train_seconds + 120
-    )
-
-
-def resources_of(
-    config: TrialConfig, cluster: ClusterConfig, capabilities: Capabilities
-) -> tuple[int, int]:
-    """Numbers of CPUs and GPUs that one training takes: whole GPUs, since the training is timed."""
-    num_workers = config.num_workers
-    num_gpus = num_workers if uses_cuda(config, capabilities) else 0
-    return num_workers * cpus_per_worker(config, cluster, capabilities), num_gpus
-
-
-def unsuitable(
-    config: TrialConfig, cluster: ClusterConfig, capabilities: Capabilities
-) -> str | None:
-    """Why a training cannot run on these machines, or not with what Ray is given of this machine.
-
-    None if it can.
-    """
-    reason = unsupported(config, capabilities)
-    if reason is not None or not cluster.is_local:
-        return reason
-    limits = (
-        (cluster.num_cpus, capabilities.num_cpus),
-        (cluster.num_gpus, capabilities.num_gpus),
-    )
-    cpus, gpus = (found if limit is None else limit for limit, found in limits)
-    shortage = ClusterSize(((cpus, gpus),)).shortage(
-        config.num_workers, *resources_of(config, cluster, capabilities), cluster.placement
-    )
-    return None if shortage is None else f"{shortage} (cluster.num_cpus, cluster.num_gpus)"
-
-
-def device_lines(config: TrialConfig, capabilities: Capabilities) -> list[str]:
-    """What a training runs on and why on nothing better, and a warning of what makes the times
-    of trainings incomparable.
-    """
-    warning = several_kinds(config, capabilities)
-    return [describe_device(config, capabilities), *([warning] if warning else [])]
-
-
 def plan_study(
     composer: Composer,
     capabilities: Capabilities,
-    settings: StudySettings | None = None,
     *,
     code_folders: Sequence[str] = (),
     command: Sequence[str] = (),
@@ -311,7 +294,6 @@ def plan_study(
     """Plan a study and check it against the machines that it will run on.
 
     Args:
-        settings: what ``check_settings`` made of the composer, if that was called before.
         code_folders: folders that may hold Python modules of the user's own.
         command: command-line arguments that started the study, from which the command that resumes
             it is made.
@@ -319,47 +301,52 @@ def plan_study(
     Raises:
         AutotuneError: the study cannot be run; the message is one line.
     """
-    settings = settings or check_settings(composer)
-    composed = settings.composed
+    composed = composer.compose()
     config, trial = composed.config, composed.trial
-    reason = unsuitable(trial, config.cluster, capabilities)
-    if reason is not None:
-        raise ConfigError(f"this experiment's own configuration cannot run here: {reason}")
-    space, left_out = _suitable_space(settings.space, composer, composed, capabilities)
-    objective = call(
-        build_partial(config.objective, trial.allowed_targets, "objective"), "objective"
-    )
-    if config.search.stop_when_not_worth and not has_costs(objective):
+    if not config.search_space and not composer.sweeps:
         raise ConfigError(
-            "search.stop_when_not_worth: needs an objective that a training spends, such as"
-            " objective=time: the search's own cost is measured in it"
+            "search_space: the experiment has none; give a list of files, or sweeps such as"
+            " optimizer.lr=interval(1e-3,1)"
         )
-    devices = {point.values.get("device", trial.device) for _, _, point in space.probes()}
-    check_measured(
-        objective,
-        [capabilities.device_of(replace(trial, device=device)) for device in sorted(devices)],
-    )
+    check_limits(config)
+    name = study_name(config, composed.choices["experiment"])
+    space = read_search_space(config.search_space, composer)
+    check_space(space, composer)
     studies = Path(config.study.folder)
-    stored = partial(stored_recording, studies=studies, storage_url=config.search.storage)
     plan = StudyPlan(
-        name=settings.name,
+        name=name,
         experiment=composed.choices["experiment"],
-        folder=settings.folder,
+        folder=(studies / name).absolute(),
         composed=composed,
-        objective=objective,
+        objective=call(
+            build_partial(config.objective, trial.allowed_targets, "objective"), "objective"
+        ),
         capabilities=capabilities,
         code_folders=tuple(code_folders),
         command=tuple(command),
         composer=composer,
         space=space,
-        dropped=tuple(left_out),
-        baseline=space.point_of(composed.lookup),
-        earlier=tuple(
-            earlier_study(name, recording, space)
-            for name, recording in earlier_recordings(
-                config.warm_start, studies, config.tracking.get("uri"), stored
-            )
-        ),
+    )
+    if (reason := plan.unsuitable(trial)) is not None:
+        raise ConfigError(f"this experiment's own configuration cannot run here: {reason}")
+    space, dropped = _suitable_space(plan)
+    if config.search.expected_trainings is not None and not has_costs(plan.objective):
+        raise ConfigError(
+            "search.expected_trainings: needs an objective that a training spends, such as"
+            " objective=time: the search's own cost is measured in it"
+        )
+    devices = {point.values.get("device", trial.device) for _, _, point in space.probes()}
+    check_measured(
+        plan.objective,
+        [capabilities.device_of(replace(trial, device=device)) for device in sorted(devices)],
+    )
+    stored = partial(stored_recording, studies=studies, storage_url=config.search.storage)
+    earlier = earlier_recordings(config.warm_start, studies, config.tracking.get("uri"), stored)
+    plan = replace(
+        plan,
+        space=space,
+        dropped=tuple(dropped),
+        earlier=tuple(earlier_study(name, recording, space) for name, recording in earlier),
     )
     plan.stopping()
     plan.sampler(0)
@@ -392,14 +379,9 @@ def describe_plan(plan: StudyPlan) -> list[str]:
     """The plan as lines of text for the terminal: space, baseline, budget and resources."""
     search, confirm, target = plan.config.search, plan.config.confirm, plan.trial.target
     have, kind = plan.capabilities, plan.config.cluster.accelerator_type
-    limits = [
-        limit
-        for value, limit in (
-            (search.num_trials, f"{search.num_trials} trials"),
-            (search.time_budget_seconds, f"{search.time_budget_seconds or 0:g} s"),
-        )
-        if value is not None
-    ]
+    limits = [] if search.num_trials is None else [f"{search.num_trials} trials"]
+    if search.time_budget_seconds is not None:
+        limits.append(f"{search.time_budget_seconds:g} s")
     race = "nothing"
     if confirm.max_runs:
         race = (
@@ -428,7 +410,7 @@ def describe_plan(plan: StudyPlan) -> list[str]:
         *(f"earlier   {study.summary}" for study in plan.earlier),
         f"baseline  {baseline or 'as the experiment states it (outside the space)'}",
         f"budget    {', '.join(limits)}; to confirm, {race}",
-        *(f"device    {line}" for line in device_lines(plan.trial, have)),
+        *(f"device    {line}" for line in plan.device_lines(plan.trial)),
         f"resources {cpus} CPU and {gpus} GPU a trial, of {have.num_cpus} CPU and"
         f" {have.num_gpus} GPU ({have.device_name})"
         f"{f', on machines with {kind} only' if kind else ''}",
@@ -437,29 +419,20 @@ def describe_plan(plan: StudyPlan) -> list[str]:
 
 def _describe_domain(domain: Any) -> str:
     """The options of a choice, or the ends of a range and how it is divided."""
-    if hasattr(domain, "options"):
+    if isinstance(domain, Choice):
         return ", ".join(override_text(value) for value, _ in domain.options)
-    ends = f"{domain.low} to {domain.high}"
-    if isinstance(domain, PowerOfTwo):
-        return f"{ends}, powers of two"
-    shown = [
-        key if value is True else f"{key} {value}"
-        for key, value in vars(domain).items()
-        if key not in ("low", "high") and value not in (None, False) and (key, value) != ("step", 1)
-    ]
-    return ", ".join([ends, *shown])
+    scale = ", powers of two" if isinstance(domain, PowerOfTwo) else ", log" if domain.log else ""
+    return f"{domain.low} to {domain.high}{scale}"
 
 
-def _suitable_space(
-    space: SearchSpace, composer: Composer, composed: Composed, capabilities: Capabilities
-) -> tuple[SearchSpace, list[str]]:
+def _suitable_space(plan: StudyPlan) -> tuple[SearchSpace, list[str]]:
     """The space without what these machines cannot run, and a line on each such option.
 
     Raises:
         SearchSpaceError: nothing is left of the space, or of a choice.
     """
-    trial, cluster, left_out = composed.trial, composed.config.cluster, list[str]()
-    on_gpus = uses_cuda(trial, capabilities)
+    trial, cluster, have = plan.trial, plan.config.cluster, plan.capabilities
+    space, left_out, on_gpus = plan.space, list[str](), uses_cuda(trial, have)
     if space.gpu_only and not on_gpus:
         left_out.append(f"{', '.join(sorted(space.gpu_only))}: for trainings on GPUs")
         where, space = ", ".join(dict.fromkeys(space.sources.values())), space.for_cpus()
@@ -469,9 +442,9 @@ def _suitable_space(
                 " search a further key"
             )
     if on_gpus:
-        num_devices, devices = cluster.num_gpus or capabilities.num_gpus, "GPUs"
+        num_devices, devices = cluster.num_gpus or have.num_gpus, "GPUs"
     else:
-        num_cpus = cluster.num_cpus or capabilities.num_cpus
+        num_cpus = cluster.num_cpus or have.num_cpus
         num_devices, devices = num_cpus // (cluster.cpus_per_worker or 1), "CPUs"
     space, uneven = _without_uneven(space, trial.num_workers, num_devices)
     if uneven:
@@ -482,7 +455,7 @@ def _suitable_space(
     dropped = []
 
     def why_not(point: Suggestion) -> str | None:
-        return unsuitable(composer.compose_suggestion(point, seed=0).trial, cluster, capabilities)
+        return plan.unsuitable(plan.composer.compose_suggestion(point, seed=0).trial)
 
     for name, value, point in list(space.probes()):
         # without the point's other values, of which one may be to blame

@@ -29,7 +29,7 @@ from autotune.execution.live_study import (
     say,
     tracked_confirmation,
 )
-from autotune.execution.plan import StudyPlan, device_lines
+from autotune.execution.plan import StudyPlan
 from autotune.execution.task import TrialTask
 from autotune.files import make_folder
 from autotune.measurement import TrialResult
@@ -138,7 +138,7 @@ def _search_and_confirm(live: LiveStudy) -> Confirmation | None:
             status.update("opening the tracker, which gets what it lacks of earlier trials")
             live.tracker.wait()  # raises the tracker's errors before anything is trained
         with live.display:
-            for line in device_lines(plan.trial, plan.capabilities):
+            for line in plan.device_lines(plan.trial):
                 live.display.note(f"device: {line}")
             for line in plan.dropped:
                 live.display.note(f"left out of the search space: {line}")

@@ -27,40 +27,7 @@ def sole_user(folder: Path) -> Iterator[None]:
     """
     with _refused_as_study():
         make_folder(folder)
-    with _locked(folder):
-        try:
-            _delete_hang_files(folder)
-            yield
-        finally:
-            _delete_hang_files(folder)
-
-
-def check_usable(folder: Path) -> None:
-    """Check that a process may become the sole user of a folder, if it exists, without waiting for
-    all that a study starts.
-
-    Raises:
-        StudyError: another process has locked the folder, or it cannot be written.
-    """
-    if (folder / _LOCK).exists():
-        with _locked(folder):
-            pass
-
-
-@contextlib.contextmanager
-def _refused_as_study() -> Iterator[None]:
-    """Context whose errors of files are errors of the key ``study.folder``."""
-    try:
-        yield
-    except FileError as error:
-        raise StudyError(f"study.folder: {error}") from error
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder that can be written and has nothing else in autotune's places."""
-    with _refused_as_study():
-        check_kinds(folder)
+        _check_kinds(folder)
         file = opened_to_lock(folder / _LOCK)
     with file:
         try:
@@ -71,7 +38,20 @@ def _locked(folder: Path) -> Iterator[None]:
             ) from error
         with _refused_as_study():
             check_writable(folder)
+        _delete_hang_files(folder)
+        try:
+            yield
+        finally:
+            _delete_hang_files(folder)
+
+
+@contextlib.contextmanager
+def _refused_as_study() -> Iterator[None]:
+    """Context whose errors of files are errors of the key ``study.folder``."""
+    try:
         yield
+    except FileError as error:
+        raise StudyError(f"study.folder: {error}") from error
 
 
 _LOCK = ".lock"
@@ -88,14 +68,13 @@ _REPLACED = (
     "pareto_front.csv",
     "report.html",
     "runs.csv",
-    "scaling.json",
     "summary.json",
 )
 """What autotune keeps in a folder of a study or a comparison: folders, files that it appends to,
 and files that it only replaces."""
 
 
-def check_kinds(folder: Path) -> None:
+def _check_kinds(folder: Path) -> None:
     """Check that all that autotune keeps in a folder is a file or a folder where it should be, and
     that no link leads elsewhere.
 

@@ -75,9 +75,7 @@ def replayed_policy(
         target=recording.target,
         seed=seed,
         num_trials=config.search.num_trials,
-        expected_trainings=(
-            config.search.expected_trainings if config.search.stop_when_not_worth else None
-        ),
+        expected_trainings=config.search.expected_trainings,
         max_errors_in_a_row=config.search.max_errors_in_a_row,
         sampler=sampler if isinstance(sampler, PausingSampler) else None,
         place=place,

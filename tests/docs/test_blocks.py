@@ -17,9 +17,8 @@ from autotune.__main__ import autotune_command
 from autotune.config.command_keys import read_own_keys
 from autotune.config.compose import Composer
 from autotune.config.space_files import read_search_space
-from autotune.export import ExportKeys
+from autotune.export import ExportKeys, ReportKeys
 from autotune.record import RecordKeys
-from autotune.report_command import ReportKeys
 from benchmarks.replay.__main__ import ReplayKeys
 
 ROOT = Path(__file__).parents[2]
@@ -108,9 +107,8 @@ def test_autotune_takes_every_command(
             autotune_command(arguments)
         assert ended.value.code == 0
     elif arguments[0] in _OWN_KEYS:
-        # report takes several study=NAME
-        words = {word.partition("=")[0]: word for word in arguments[1:] if "=" in word}
-        read_own_keys(_OWN_KEYS[arguments[0]], list(words.values()))
+        words = [word for word in arguments[1:] if "=" in word]
+        read_own_keys(_OWN_KEYS[arguments[0]], words)
     else:
         assert autotune_command([*arguments, "--cfg", "job"]) == 0
         assert yaml.safe_load_all(capsys.readouterr().out)

@@ -223,7 +223,7 @@ def test_ctrl_c_keeps_what_was_measured(commands: Any, tmp_path: Path) -> None:
         ("experiment=cnn", ["a and b: missing", "a=[key=value,...]"]),
         (
             "experiment=cnn a=[] b=[epochs=3] c=[optimizer=sgd]",
-            ["a and c: [] and [optimizer=sgd] are the same configuration"],
+            ["a and c: are the same configuration"],
         ),
         ("experiment=cnn a=[] b=[optimzer.lr=1]", ["b: optimzer.lr: no such key"]),
         ("experiment=cnn a=[optimizer.lr=choice(0.1,0.2)] b=[]", ["a: optimizer.lr: is a sweep"]),
@@ -269,9 +269,7 @@ def test_a_dry_run_says_what_would_be_done_and_trains_nothing(
     sides = ["a=[]", "b=[technique=transfer,technique.source=cnn_smoke]", "device=cpu"]
     assert compare_command(["experiment=cnn", *sides, "dry_run=true"]) == 0
     said = capsys.readouterr().out
-    assert (
-        "b          [technique=transfer, technique.source=cnn_smoke]: 1 CPU and 0 GPU a run" in said
-    )
+    assert "b          technique=transfer technique.source=cnn_smoke: 1 CPU and 0 GPU a run" in said
     assert "10 of each, in turns" in said
     assert "first      cnn_smoke is trained, once" in said
     assert not list(tmp_path.iterdir())

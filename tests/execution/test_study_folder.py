@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import AutotuneError, StudyError
-from autotune.execution.study_folder import check_usable, log_file, sole_user
+from autotune.execution.study_folder import log_file, sole_user
 
 
 @pytest.fixture
@@ -122,18 +122,14 @@ def _fill(disk: Path, *, room: int) -> None:
     os.truncate(disk / "filler", (disk / "filler").stat().st_size - room)
 
 
-def test_a_folder_in_use_is_refused_before_anything_starts_and_a_new_one_is_not_made(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "study"
-    check_usable(folder)
-    assert not folder.exists()
     with (
         sole_user(folder),
         pytest.raises(StudyError, match=r"^study\.name=study: another process runs it"),
+        sole_user(folder),
     ):
-        check_usable(folder)
-    check_usable(folder)
+        pass
     assert not (folder / ".probe").exists()
     with sole_user(folder):
         pass

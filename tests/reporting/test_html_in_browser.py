@@ -11,7 +11,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from autotune.report_command import write_report
+from autotune.reporting.html import write_study_report
 from tests.reporting.test_html import a_study, hostile_study, large_study
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -54,7 +54,7 @@ def test_a_study_opens_offline_on_every_screen_and_axe_finds_nothing_serious(
     browser: Browser, tmp_path: Path, name: str
 ) -> None:
     said: list[str] = []
-    path, screen = write_report(large_study(tmp_path / "one", 60)), SCREENS[name]
+    path, screen = write_study_report(large_study(tmp_path / "one", 60)), SCREENS[name]
     page = opened(browser, path, said, **screen, bypass_csp=True)  # axe is a script of another's
     assert page.locator(".chart .main-svg").count() >= page.locator(".chart").count() >= 6
     assert page.evaluate("document.documentElement.scrollWidth") == screen["viewport"]["width"]
@@ -68,7 +68,7 @@ def test_a_study_opens_offline_on_every_screen_and_axe_finds_nothing_serious(
 
 def test_texts_of_others_do_nothing_and_are_shown(browser: Browser, tmp_path: Path) -> None:
     said: list[str] = []
-    path = write_report(hostile_study(tmp_path))
+    path = write_study_report(hostile_study(tmp_path))
     page = opened(browser, path, said)
     assert page.locator(".chart text", has_text="<script>alert(1)</script>").count() > 0
     assert page.locator(".chart a").count() == 0
@@ -79,7 +79,7 @@ def test_texts_of_others_do_nothing_and_are_shown(browser: Browser, tmp_path: Pa
 
 def test_a_trial_is_shown_in_every_chart(browser: Browser, tmp_path: Path) -> None:
     said: list[str] = []
-    page = opened(browser, write_report(a_study(tmp_path / "one")), said)
+    page = opened(browser, write_study_report(a_study(tmp_path / "one")), said)
     page.fill("#trial", "1")
     assert page.inner_text("#picked").startswith("trial 1, REACHED, 4.00 s")
     ends = page.evaluate(
