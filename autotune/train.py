@@ -25,9 +25,9 @@ from autotune.config.command_line import (
 from autotune.config.experiments import names_experiment, require_experiment
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, WorkerError
-from autotune.files import STATE_FILE, WEIGHTS_FILE
 from autotune.execution.process_group import ProcessGroup
 from autotune.execution.task import TrialTask
+from autotune.files import STATE_FILE, WEIGHTS_FILE
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import Objective, check_measured
 from autotune.outcome import Outcome
