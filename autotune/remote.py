@@ -87,17 +87,6 @@ def is_file(location: str, key: str) -> bool:
             return False
 
 
-def files_in(location: str, key: str) -> list[str]:
-    """Locations of the files in a folder at a URL, sorted by name.
-
-    Raises:
-        DataError: the folder cannot be listed.
-    """
-    with _opened(location, key) as (filesystem, path):
-        names = [name.rstrip("/").rpartition("/")[2] for name in filesystem.ls(path, detail=False)]
-    return [f"{location.rstrip('/')}/{name}" for name in sorted(names)]
-
-
 def fetched(location: str, key: str) -> Path:
     """Path of a file on this machine.
 

@@ -53,7 +53,6 @@ _GIVEN = (
     "DataError",
     "download_files",
     "fetched",
-    "files_in",
     "is_file",
     "is_remote",
 )

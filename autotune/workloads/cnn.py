@@ -2,10 +2,12 @@
 ``[batch, num_classes]``: a small one, ResNet-9, and that of the CIFAR-10 speed records.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from autotune.errors import ConfigError, check_choice
 
@@ -183,7 +185,7 @@ class SpeedCNN(nn.Module):
         _check(input_shape, widths, least=2 ** len(widths) + 1)
         check_choice("model.activation", activation, ACTIVATIONS)
         self.whitening, self.whitening_samples = whitening, whitening_samples
-        self.whitening_eps, self.norm_scale = whitening_eps, norm_scale
+        self.whitening_eps = whitening_eps
         self.logits_scale = 1 / widths[-1] if logits_scale is None else logits_scale
         channels = 2 * input_shape[0] * 4  # each filter of the 2x2 patches and its negative
         self.patches = nn.Conv2d(input_shape[0], channels, kernel_size=2)
@@ -191,21 +193,16 @@ class SpeedCNN(nn.Module):
         self.activation = ACTIVATIONS[activation]()
         self.groups = nn.ModuleList()
         for width in widths:
-            norms = [nn.BatchNorm2d(width, momentum=norm_momentum, eps=norm_eps) for _ in range(2)]
-            for norm in norms:
+            layers: list[nn.Module] = []
+            for pool in ([nn.MaxPool2d(2)], []):
+                convolution = nn.Conv2d(channels, width, kernel_size=3, padding=1, bias=False)
+                if dirac:
+                    nn.init.dirac_(convolution.weight.data[:channels])
+                norm = nn.BatchNorm2d(width, momentum=norm_momentum, eps=norm_eps)
                 norm.weight.requires_grad_(norm_scale)
-            self.groups.append(
-                nn.Sequential(
-                    _speed_convolution(channels, width, dirac=dirac),
-                    nn.MaxPool2d(2),
-                    norms[0],
-                    ACTIVATIONS[activation](),
-                    _speed_convolution(width, width, dirac=dirac),
-                    norms[1],
-                    ACTIVATIONS[activation](),
-                )
-            )
-            channels = width
+                layers += [convolution, *pool, norm, ACTIVATIONS[activation]()]
+                channels = width
+            self.groups.append(nn.Sequential(*layers))
         self.head = nn.Linear(channels, num_classes, bias=False)
         if unit_head:
             with torch.no_grad():
@@ -234,28 +231,22 @@ class SpeedCNN(nn.Module):
         return list(self.groups)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """All trained parameters by kind, so that each kind can have its own learning rate.
+        """All parameters by kind, so that each kind can have its own learning rate.
 
         ``filters`` are the convolutions' weights ``[out, in, height, width]``, ``biases`` the
-        norms' biases, and their scales if they are trained, ``head`` the linear layer,
-        ``whitening_bias`` the bias of frozen whitening filters, if there are any.
+        norms' biases and scales, ``head`` the linear layer, ``whitening_bias`` the bias of frozen
+        whitening filters, if there are any.
         """
-        groups = {
-            "filters": [weight for weight in self.groups.parameters() if weight.ndim == 4],
-            "biases": [
-                parameter
-                for name, parameter in self.groups.named_parameters()
-                if parameter.ndim == 1 and (self.norm_scale or name.endswith("bias"))
-            ],
-            "head": list(self.head.parameters()),
-        }
-        first, first_bias = self.patches.parameters()
-        if self.whitening:
-            return groups | {"whitening_bias": [first_bias]}
-        return groups | {
-            "filters": [first, *groups["filters"]],
-            "biases": [first_bias, *groups["biases"]],
-        }
+        groups: dict[str, list[nn.Parameter]] = defaultdict(list)
+        for name, parameter in self.named_parameters():
+            if name == "patches.bias" and self.whitening:
+                kind = "whitening_bias"
+            elif name == "head.weight":
+                kind = "head"
+            else:
+                kind = "filters" if parameter.ndim == 4 else "biases"
+            groups[kind].append(parameter)
+        return groups
 
 
 def whitening_filters(inputs: Tensor, eps: float) -> Tensor:
@@ -268,22 +259,11 @@ def whitening_filters(inputs: Tensor, eps: float) -> Tensor:
 
     Source: Page, "How to Train Your ResNet" (2018-2019), part 8, "Input patch whitening".
     """
-    images = inputs.float()
-    channels, height, width = images.shape[1:]
-    shifted = [
-        images[:, :, y : y + height - 1, x : x + width - 1] for y in range(2) for x in range(2)
-    ]
-    patches = torch.stack(shifted, dim=2).permute(1, 2, 0, 3, 4).reshape(channels * 4, -1)
+    channels = inputs.shape[1]
+    patches = functional.unfold(inputs.float(), 2).transpose(0, 1).flatten(1)
     eigenvalues, eigenvectors = torch.linalg.eigh(patches @ patches.T / patches.shape[1])
     filters: Tensor = (eigenvectors / (eigenvalues + eps).sqrt()).T.flip(0)
     return filters.view(-1, channels, 2, 2)
-
-
-def _speed_convolution(in_channels: int, out_channels: int, *, dirac: bool) -> nn.Conv2d:
-    convolution = nn.Conv2d(in_channels, out_channels, kernel_size=3, padding=1, bias=False)
-    if dirac:
-        nn.init.dirac_(convolution.weight.data[:in_channels])
-    return convolution
 
 
 def _convolution(in_channels: int, out_channels: int, norm: str, padding: int = 1) -> nn.Sequential:
@@ -302,9 +282,8 @@ def _convolution(in_channels: int, out_channels: int, norm: str, padding: int = 
     if norm == "batch":
         layers.append(nn.BatchNorm2d(out_channels))
     elif norm == "group":
-        groups = max(1, out_channels // 8)
-        while out_channels % groups:
-            groups -= 1
+        most = max(1, out_channels // 8)
+        groups = max(count for count in range(1, most + 1) if out_channels % count == 0)
         layers.append(nn.GroupNorm(groups, out_channels))
     return nn.Sequential(*layers, nn.ReLU())
 

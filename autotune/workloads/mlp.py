@@ -2,14 +2,11 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
+from torch.distributed.tensor import Replicate, parallel
 
 from autotune.errors import ConfigError, check_choice
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor.parallel import ParallelStyle
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
@@ -67,16 +64,13 @@ class MLP(nn.Module):
         """The modules of the forward pass, in the order in which they are applied."""
         return [nn.Flatten(), *self.hidden, self.classifier]
 
-    def tensor_plan(self, size: int) -> "Mapping[str, ParallelStyle]":
+    def tensor_plan(self, size: int) -> Mapping[str, parallel.ParallelStyle]:
         """How ``size`` ranks share the weights: without norms, layers are split by columns and by
         rows in turns; with norms, by columns.
 
         Raises:
             ConfigError: a width is not a multiple of ``size``.
         """
-        # a second to import, only for tensor parallelism
-        from torch.distributed.tensor import Replicate, parallel  # noqa: PLC0415
-
         linears = {
             name: module for name, module in self.named_modules() if isinstance(module, nn.Linear)
         }
@@ -89,7 +83,7 @@ class MLP(nn.Module):
                 )
         if any(isinstance(layer, nn.BatchNorm1d | nn.LayerNorm) for layer in self.hidden):
             return {name: parallel.ColwiseParallel(output_layouts=Replicate()) for name in names}
-        plan: dict[str, ParallelStyle] = {
+        plan: dict[str, parallel.ParallelStyle] = {
             name: parallel.RowwiseParallel() if index % 2 else parallel.ColwiseParallel()
             for index, name in enumerate(names)
         }

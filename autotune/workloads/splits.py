@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from autotune.errors import AutotuneError, DataError
+from autotune.errors import AutotuneError, ConfigError, DataError
 from autotune.remote import fetched, is_file
 
 Splits = dict[str, tuple[Tensor, Tensor]]
@@ -44,6 +44,18 @@ def stratified_split(targets: Tensor, num_held_out: int) -> tuple[Tensor, Tensor
         torch.from_numpy(np.setdiff1d(np.arange(num_samples), held_out)),
         torch.from_numpy(held_out),
     )
+
+
+def check_held_out(validation_fraction: float, test_fraction: float) -> None:
+    """Check the fractions of a data set that are held out.
+
+    Raises:
+        ConfigError: nothing is held out for one of them, or nothing is left to train on.
+    """
+    if not (validation_fraction > 0 < test_fraction and validation_fraction + test_fraction < 1):
+        raise ConfigError(
+            "data: validation_fraction and test_fraction must be above 0, and their sum below 1"
+        )
 
 
 def three_splits(targets: Tensor, num_validation: int, num_test: int) -> dict[str, Tensor]:

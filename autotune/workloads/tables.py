@@ -13,7 +13,13 @@ import torch
 
 from autotune.errors import ConfigError, DataError
 from autotune.remote import fetched
-from autotune.workloads.splits import Splits, reading, scikit_learn_file, three_splits
+from autotune.workloads.splits import (
+    Splits,
+    check_held_out,
+    reading,
+    scikit_learn_file,
+    three_splits,
+)
 
 Column = np.ndarray[tuple[int, ...], np.dtype[Any]]
 """Values ``[rows]``: numbers as float64 with NaN for a missing number, or texts as objects."""
@@ -65,8 +71,8 @@ def csv_table(
     }
     if not columns:
         raise DataError(f"data.path: {path} has no column besides the target")
+    num_missing = table[target_column].isna().sum()
     target = _values(table[target_column])
-    num_missing = int((target == "").sum() if target.dtype == object else np.isnan(target).sum())
     classes, targets = np.unique(target, return_inverse=True)
     if num_missing:
         problem = f"it is missing in {num_missing} of {len(target)} rows"
@@ -120,10 +126,7 @@ def table_splits(
         ConfigError: a fraction is out of range.
         DataError: a column cannot be encoded, or a class has no row left to train on.
     """
-    if not (validation_fraction > 0 < test_fraction and validation_fraction + test_fraction < 1):
-        raise ConfigError(
-            "data: validation_fraction and test_fraction must be above 0, and their sum below 1"
-        )
+    check_held_out(validation_fraction, test_fraction)
     classes = torch.from_numpy(targets.astype(np.int64))
     num_validation, num_test = (
         max(1, round(len(targets) * share)) for share in (validation_fraction, test_fraction)

@@ -17,9 +17,9 @@ import sys
 import numpy as np
 import torch
 
-from autotune.errors import ConfigError, DataError
-from autotune.remote import fetched, files_in, is_remote, user_path
-from autotune.workloads.splits import Splits, reading
+from autotune.errors import ConfigError, DataError, check_counts
+from autotune.remote import fetched
+from autotune.workloads.splits import Splits, check_held_out, reading
 
 UNKNOWN = 0
 """The index of every character that is not in the vocabulary."""
@@ -54,8 +54,7 @@ def text(
     training reads the number of classes.
 
     Args:
-        root: a UTF-8 file, a folder whose ``.txt`` files are read in the order of their names, or a
-            URL of either; None means Python's documentation.
+        root: a UTF-8 file or its URL; None means Python's documentation.
         length: number of characters in a window.
         max_characters: number of characters read; None means the whole text.
         validation_fraction: fraction of the text's characters for validation.
@@ -67,12 +66,8 @@ def text(
         DataError: the text is missing, empty, not UTF-8 or too short, or a held-out part has too
             many unknown characters.
     """
-    if min(length, max_characters or 1, min_count) < 1:
-        raise ConfigError("data: length, max_characters and min_count must be whole numbers from 1")
-    if not (validation_fraction > 0 < test_fraction and validation_fraction + test_fraction < 1):
-        raise ConfigError(
-            "data: validation_fraction and test_fraction must be above 0, and their sum below 1"
-        )
+    check_counts("data", length=length, max_characters=max_characters, min_count=min_count)
+    check_held_out(validation_fraction, test_fraction)
     content = (_python_documentation() if root is None else _read(root, max_characters))[
         :max_characters
     ]
@@ -126,26 +121,12 @@ def _python_documentation() -> str:
 
 
 def _read(root: str, max_characters: int | None) -> str:
-    """Read a text's first ``max_characters``, with newlines as line ends and between a folder's
-    files; a folder at a URL ends with a slash.
-    """
-    path = user_path(root)
-    if is_remote(root) and root.endswith("/"):
-        locations = [name for name in files_in(root, "data.root") if name.endswith(".txt")]
-    else:
-        is_folder = not is_remote(root) and path.is_dir()
-        locations = [str(file) for file in sorted(path.glob("*.txt"))] if is_folder else [root]
-    content = ""
-    for location in locations:
-        file = fetched(location, "data.root")
-        with reading(file), file.open(encoding="utf-8-sig") as lines:
-            content += ("\n" if content else "") + lines.read(max_characters)
-        if max_characters is not None and len(content) >= max_characters:
-            break
+    """Read a text's first ``max_characters``, with newlines as line ends."""
+    file = fetched(root, "data.root")
+    with reading(file), file.open(encoding="utf-8-sig") as lines:
+        content = lines.read(max_characters)
     if not content.strip():
-        raise DataError(
-            f"data.root: {root} is empty; use a UTF-8 text file, or a folder of .txt files"
-        )
+        raise DataError(f"data.root: {root} is empty; use a UTF-8 text file")
     return content
 
 

@@ -1,16 +1,13 @@
 """A decoder-only transformer: each position predicts the next token and sees no later one."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import parallel
 from torch.nn import functional
 
 from autotune.errors import ConfigError, check_choice, check_counts
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor.parallel import ParallelStyle
 
 
 class Transformer(nn.Module):
@@ -104,28 +101,25 @@ class Transformer(nn.Module):
             )
         return [self.embedding, *self.layers, self.head]
 
-    def tensor_plan(self, size: int) -> "Mapping[str, ParallelStyle]":
+    def tensor_plan(self, size: int) -> Mapping[str, parallel.ParallelStyle]:
         """How ``size`` ranks share the weights: each block's heads and hidden units are divided
         among them.
 
         Raises:
             ConfigError: the number of heads is not a multiple of ``size``.
         """
-        # a second to import, only for tensor parallelism
-        from torch.distributed.tensor import parallel  # noqa: PLC0415
-
         if self.num_heads % size:
             raise ConfigError(
                 f"model.num_heads: found {self.num_heads}, use a multiple of {size}, the number of"
                 " workers that share layers"
             )
-        plan: dict[str, ParallelStyle] = {}
-        for index in range(len(self.layers)):
-            for name in ("attention.project", "expand"):
-                plan[f"layers.{index}.{name}"] = parallel.ColwiseParallel()
-            for name in ("attention.merge", "contract"):
-                plan[f"layers.{index}.{name}"] = parallel.RowwiseParallel()
-        return plan
+        # of all layers
+        return {
+            "layers.*.attention.project": parallel.ColwiseParallel(),
+            "layers.*.attention.merge": parallel.RowwiseParallel(),
+            "layers.*.expand": parallel.ColwiseParallel(),
+            "layers.*.contract": parallel.RowwiseParallel(),
+        }
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits ``[batch, length, num_classes]`` of tokens ``[batch, length]``.

@@ -149,13 +149,13 @@ def test_speed_cnns_logits_are_those_of_the_layers_in_turn(images: Tensor) -> No
     assert torch.allclose(model(images), expected, atol=1e-6)
 
 
-def test_each_trained_parameter_is_of_one_kind() -> None:
+def test_each_parameter_is_of_one_kind() -> None:
     for settings in ({}, {"whitening": False}, {"norm_scale": True}):
         model = speed_cnn(**settings)
         kinds = model.parameter_groups()
         listed = [parameter for kind in kinds.values() for parameter in kind]
         assert len(listed) == len(set(listed))
-        assert set(listed) == {each for each in model.parameters() if each.requires_grad}
+        assert set(listed) == set(model.parameters())
         assert all(each.ndim == 4 for each in kinds["filters"])
         assert kinds["head"] == [model.head.weight]
         assert [each is model.patches.bias for each in kinds.get("whitening_bias", [])] == [
