@@ -14,16 +14,13 @@ back from the device. Random numbers come from torch's global generators, which 
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, check_choice, check_counts
 from autotune.training.data import is_channels_last
-
-FLIPS = ("none", "random", "alternating")
 
 
 def unchanged(inputs: Tensor, *, samples: Tensor, epoch: int, progress: float) -> Tensor:
@@ -69,26 +66,29 @@ class ImageAugmentation:
         brightness: float,
         contrast: float,
         cutout: int,
-        resolutions: Sequence[Sequence[float | None]],
+        resolutions: Sequence[tuple[float, int | None]],
         num_samples: int,
         device: torch.device | str,
     ) -> None:
-        if flip not in FLIPS:
-            raise ConfigError(
-                f"augmentation.flip: found {flip!r}, must be one of {', '.join(FLIPS)}"
-            )
-        for key, value in {
-            "shift": shift,
-            "brightness": brightness,
-            "contrast": contrast,
-            "cutout": cutout,
-        }.items():
-            if value < 0:
-                raise ConfigError(f"augmentation.{key}: found {value}, must be numbers from 0")
+        check_choice("augmentation.flip", flip, ("none", "random", "alternating"))
+        check_counts("augmentation", 0, shift=shift, cutout=cutout)
         self._flip, self._shift, self._cutout = flip, shift, cutout
         self._brightness, self._contrast = brightness, contrast
-        self._resolutions = _checked_resolutions(resolutions)
-        self.new_shapes_at = [start for start, _ in self._resolutions]
+        self._resolutions = resolutions
+        self.new_shapes_at = starts = [start for start, _ in resolutions]
+        if (
+            starts != sorted(starts)
+            or not all(0 <= start < 1 for start in starts)
+            or not all(
+                pixels is None or (type(pixels) is int and pixels > 0) for _, pixels in resolutions
+            )
+            or (resolutions and resolutions[-1][1] is not None)
+        ):
+            raise ConfigError(
+                f"augmentation.resolutions: found {resolutions}; it must be a list of [from"
+                " progress, pixels], rising from 0 and below 1, the last with null pixels: the full"
+                " size"
+            )
         self._first_half = (
             torch.randperm(num_samples, device=device) % 2 == 0 if flip == "alternating" else None
         )
@@ -152,9 +152,9 @@ class ImageAugmentation:
         return length - 1 - (length - 1 - pixels.abs()).abs()  # reflected at both ends
 
     def _jittered(self, inputs: Tensor) -> Tensor:
-        if self._brightness > 0:
+        if self._brightness:
             inputs = inputs + self._brightness * _uniform(inputs)
-        if self._contrast > 0:
+        if self._contrast:
             inputs = inputs * (1 + self._contrast * _uniform(inputs))
         return inputs
 
@@ -182,11 +182,8 @@ class ImageAugmentation:
         return (from_first >= 0) & (from_first < self._cutout)
 
     def _scaled(self, inputs: Tensor, progress: float) -> Tensor:
-        pixels = None
-        for start, stage_pixels in self._resolutions:
-            if progress >= start:
-                pixels = stage_pixels
-        if pixels is None:
+        begun = [pixels for start, pixels in self._resolutions if progress >= start]
+        if not begun or (pixels := begun[-1]) is None:
             return inputs
         height, width = inputs.shape[2:]
         if pixels >= height:
@@ -202,30 +199,3 @@ class ImageAugmentation:
 def _uniform(inputs: Tensor) -> Tensor:
     """One number per image, drawn uniformly from -1 to 1, ``[batch, 1, 1, 1]``."""
     return 2 * torch.rand(len(inputs), 1, 1, 1, device=inputs.device, dtype=inputs.dtype) - 1
-
-
-def _checked_resolutions(
-    resolutions: Sequence[Sequence[float | None]],
-) -> list[tuple[float, int | None]]:
-    """The entries of ``resolutions`` as pairs of start progress and pixels.
-
-    Raises:
-        ConfigError: an entry is malformed or out of order, or the last one is not at the full size.
-    """
-    stages: list[Any] = [
-        tuple(entry) if isinstance(entry, Sequence) and len(entry) == 2 else (None, None)
-        for entry in resolutions
-    ]
-    starts = [start for start, _ in stages]
-    if (
-        None in starts
-        or not all(0 <= start < 1 for start in starts)
-        or starts != sorted(starts)
-        or any(pixels is not None and (pixels < 1 or pixels % 1) for _, pixels in stages)
-        or (stages and stages[-1][1] is not None)
-    ):
-        raise ConfigError(
-            f"augmentation.resolutions: found {resolutions}; it must be a list of [from progress,"
-            " pixels], rising from 0 and below 1, the last with null pixels: the full size"
-        )
-    return [(start, None if pixels is None else int(pixels)) for start, pixels in stages]

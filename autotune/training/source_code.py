@@ -24,20 +24,11 @@ _LEFT_OUT = ("pipeline_layers", "tensor_plan", "state_dict", "load_state_dict", 
 class _Module:
     """One module's source, by what it defines and imports at its top level."""
 
-    lines: list[str]
+    lines: Mapping[int, str]
+    """All lines but those of the methods that are left out, by number from 1."""
     definitions: Mapping[str, ast.stmt]
     imports: Mapping[str, tuple[str, str]]
     """Module and import statement, by the name that the import binds."""
-
-    def first_line(self, definition: ast.stmt) -> int:
-        """Index of a definition's first line, which is that of its decorators or of the comments
-        above.
-        """
-        decorators: list[ast.expr] = getattr(definition, "decorator_list", [])
-        first = min([definition.lineno, *(decorator.lineno for decorator in decorators)]) - 1
-        while first and self.lines[first - 1].startswith("#"):
-            first -= 1
-        return first
 
 
 class SourceCode:
@@ -74,12 +65,8 @@ class SourceCode:
         if name not in module.definitions:
             raise ConfigError(f"{module_name} does not define {name} at its top level")
         definition = module.definitions[name]
-        methods = [
-            node
-            for node in getattr(definition, "body", ())
-            if getattr(node, "name", None) in _LEFT_OUT
-        ]
-        for used in sorted(_names(definition, methods)):
+        names = {node.id for node in ast.walk(definition) if isinstance(node, ast.Name)}
+        for used in sorted(names):
             if used in module.definitions:
                 self.add(module_name, used)
             elif used in module.imports:
@@ -88,13 +75,9 @@ class SourceCode:
                     self.add(source, used)
                 else:
                     self.imports.add(statement)
-        first = module.first_line(definition)
-        lines = dict(enumerate(module.lines[first : definition.end_lineno], start=first))
-        for method in methods:
-            for line in range(module.first_line(method), method.end_lineno or 0):
-                del lines[line]
-        text = "\n".join(lines.values())
-        self._texts[module_name, first] = re.sub(
+        numbers = _line_numbers(definition, module.lines)
+        text = "\n".join(module.lines[number] for number in numbers if number in module.lines)
+        self._texts[module_name, numbers.start] = re.sub(
             r"\s*# (noqa(?!: BLE)|type: ignore).*$", "", text, flags=re.MULTILINE
         )
 
@@ -109,7 +92,7 @@ def _read_module(name: str) -> _Module:
     assert found is not None
     assert found.origin is not None
     source = Path(found.origin).read_text(encoding="utf-8")
-    tree = ast.parse(source)
+    tree, lines = ast.parse(source), dict(enumerate(source.splitlines(), start=1))
     for node, following in pairwise(tree.body):
         if (
             isinstance(node, ast.Assign | ast.AnnAssign)
@@ -117,6 +100,13 @@ def _read_module(name: str) -> _Module:
             and isinstance(following.value, ast.Constant)
         ):
             node.end_lineno = following.end_lineno  # the text below describes what is defined
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            for member in list(node.body):
+                if isinstance(member, ast.FunctionDef) and member.name in _LEFT_OUT:
+                    node.body.remove(member)
+                    for number in _line_numbers(member, lines):
+                        del lines[number]
     imports: dict[str, tuple[str, str]] = {}
     for statement in tree.body:
         if isinstance(statement, ast.ImportFrom):
@@ -129,7 +119,7 @@ def _read_module(name: str) -> _Module:
                 bound = alias.asname or alias.name.partition(".")[0]
                 imports[bound] = alias.name, f"import {ast.unparse(alias)}"
     return _Module(
-        source.splitlines(),
+        lines,
         {bound: node for node in tree.body for bound in _bound_names(node)},
         imports,
     )
@@ -145,13 +135,11 @@ def _bound_names(node: ast.stmt) -> Iterator[str]:
                 yield inner.id
 
 
-def _names(definition: ast.stmt, left_out: list[ast.stmt]) -> set[str]:
-    """All names in a definition but those in the methods that are left out."""
-    names: set[str] = set()
-    nodes: list[ast.AST] = [definition]
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, ast.Name):
-            names.add(node.id)
-        nodes += [child for child in ast.iter_child_nodes(node) if child not in left_out]
-    return names
+def _line_numbers(definition: ast.stmt, lines: Mapping[int, str]) -> range:
+    """The numbers of a definition's lines, from its decorators or the comments above on."""
+    decorators: list[ast.expr] = getattr(definition, "decorator_list", [])
+    first = min([definition.lineno, *(decorator.lineno for decorator in decorators)])
+    while lines.get(first - 1, "").startswith("#"):
+        first -= 1
+    assert definition.end_lineno is not None
+    return range(first, definition.end_lineno + 1)

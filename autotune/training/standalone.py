@@ -299,5 +299,4 @@ def _packages(program: str) -> str:
     packages = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names
     if "scikit_learn_file" in program:
         packages.add("scikit-learn")
-    *others, last = sorted(packages)
-    return f"{', '.join(others)} and {last}" if others else last
+    return ", ".join(sorted(packages))

@@ -132,7 +132,7 @@ def test_progress_sets_the_size_that_whole_crops_are_scaled_to(
     [
         (
             {"flip": "often"},
-            "augmentation.flip: found 'often', must be one of none, random, alternating",
+            "augmentation.flip: found 'often', use one of none, random, alternating",
         ),
         ({"shift": -1}, "augmentation.shift: found -1"),
         (

@@ -205,8 +205,8 @@ def test_scripts_are_clean(folder: Path, scripts: dict[str, str]) -> None:
 def test_a_script_says_which_packages_it_needs_and_imports_no_other(
     scripts: dict[str, str],
 ) -> None:
-    assert "Needs numpy, scikit-learn and torch, and not autotune. Takes" in scripts["cnn"]
-    assert "Needs numpy, pandas and torch, and not autotune. Takes" in scripts["csv"]
+    assert "Needs numpy, scikit-learn, torch, and not autotune. Takes" in scripts["cnn"]
+    assert "Needs numpy, pandas, torch, and not autotune. Takes" in scripts["csv"]
     assert "Needs schedulefree" not in scripts["cnn"]
     imported = {
         name.partition(".")[0]
