@@ -7,6 +7,8 @@ scores to readers, and ``unmeasured``: an objective that needs a reading which a
 give is refused before anything is trained there, and is never replaced by another one.
 """
 
+import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +17,6 @@ from typing import ClassVar, Protocol, runtime_checkable
 from autotune.errors import ConfigError
 from autotune.measurement import Device, Evaluation, TrialResult
 from autotune.outcome import Outcome
-from autotune.pareto import weighted_product
 
 
 class Objective(Protocol):
@@ -51,13 +52,34 @@ def check_measured(objective: Objective, devices: Iterable[Device]) -> None:
             the reading and what is accepted.
     """
     for device in devices:
-        _require(unmeasured(objective, device))
+        if (missing := unmeasured(objective, device)) is not None:
+            raise ConfigError(f"objective: {missing}")
+
+
+class _Growing(ABC):
+    """Base of objectives that grow during a training."""
+
+    @abstractmethod
+    def lower_bound(self, evaluation: Evaluation) -> float:
+        """Lowest score that a trial can still get after an evaluation."""
+
+    def score(self, result: TrialResult) -> float:
+        """Score of a trial: its lower bound when the target was reached.
+
+        Raises:
+            ValueError: the trial did not reach the target, so it has no score.
+        """
+        if result.outcome is not Outcome.REACHED or result.last is None:
+            raise ValueError(
+                f"trial {result.trial} ended {result.outcome}: only a trial that REACHED has a"
+                " time to target"
+            )
+        return self.lower_bound(result.last)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Amortised(ABC):
-    """Base of objectives that grow during a training and spread the cost of build over the
-    trainings of a process.
+class _Amortised(_Growing):
+    """Base of objectives that spread the cost of build over the trainings of a process.
 
     Raises:
         ConfigError: ``num_trainings`` is less than one.
@@ -72,22 +94,6 @@ class _Amortised(ABC):
                 f"objective.num_trainings: found {self.num_trainings}, must be a whole number"
                 " from 1"
             )
-
-    @abstractmethod
-    def lower_bound(self, evaluation: Evaluation) -> float:
-        """Amount spent up to an evaluation, in the objective's unit."""
-
-    def score(self, result: TrialResult) -> float:
-        """Amount spent until the target was reached, in the objective's unit.
-
-        Raises:
-            ValueError: the trial did not reach the target, so it has no score.
-        """
-        return self.lower_bound(_at_target(result))
-
-    def unmeasured(self, device: Device) -> str | None:
-        """Always None: seconds are measured on every device."""
-        return None
 
     def _amortised_seconds(self, evaluation: Evaluation) -> float:
         return evaluation.build_seconds / self.num_trainings + evaluation.warm_seconds
@@ -186,7 +192,7 @@ class Cost(_Amortised):
         Raises:
             ConfigError: the kind of device has no price.
         """
-        _require(self.unmeasured(device_of(evaluation)))
+        check_measured(self, [device_of(evaluation)])
         return (
             self._amortised_seconds(evaluation)
             * evaluation.num_workers
@@ -220,14 +226,14 @@ class Energy(_Amortised):
         Raises:
             ConfigError: the energy was not measured.
         """
-        _require(self.unmeasured(device_of(evaluation)))
+        check_measured(self, [device_of(evaluation)])
         assert evaluation.energy_joules is not None
         assert evaluation.build_joules is not None
         return evaluation.build_joules / self.num_trainings + evaluation.energy_joules
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pareto:
+class Pareto(_Growing):
     """Several objectives at once: the study reports their Pareto front, and the search minimises
     one weighted product of them.
 
@@ -235,7 +241,7 @@ class Pareto:
         objectives: objectives by name; each must have ``lower_bound``.
         preferences: named weightings, each a weight for every objective; an objective that is not
             named has weight 0. Each preference picks the point of the front with the least weighted
-            product (``autotune.pareto``).
+            product.
         search_for: the preference whose weighted product is the score.
 
     Raises:
@@ -288,22 +294,8 @@ class Pareto:
 
     def unmeasured(self, device: Device) -> str | None:
         """Why one of the objectives cannot score a training on the device; None if all can."""
-        return next(
-            (
-                fault
-                for objective in self.objectives.values()
-                if (fault := unmeasured(objective, device)) is not None
-            ),
-            None,
-        )
-
-    def score(self, result: TrialResult) -> float:
-        """Weighted product of the objectives when the target was reached.
-
-        Raises:
-            ValueError: the trial did not reach the target, so it has no score.
-        """
-        return self.lower_bound(_at_target(result))
+        faults = [unmeasured(objective, device) for objective in self.objectives.values()]
+        return next(filter(None, faults), None)
 
     def lower_bound(self, evaluation: Evaluation) -> float:
         """Weighted product of the objectives' lower bounds at an evaluation.
@@ -332,18 +324,39 @@ class Pareto:
         return tuple(self.preferences[preference].get(name, 0.0) for name in self.objectives)
 
 
-def _at_target(result: TrialResult) -> Evaluation:
-    if result.outcome is not Outcome.REACHED or result.last is None:
-        raise ValueError(
-            f"trial {result.trial} ended {result.outcome}: only a trial that REACHED has a time to"
-            " target"
-        )
-    return result.last
+def weighted_product(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Product of non-negative values, each raised to the power of its share of the sum of
+    weights.
+
+    Units drop out of its ratios: 5% less of one objective is worth as much as 5% less of another
+    with the same weight, so no objective has to be scaled by a range or a reference point. It grows
+    with each value, so the point with the least product is on the Pareto front, and lower bounds of
+    the values give a lower bound of it. It cannot pick a point of the front in a dent, above the
+    straight line between two others on logarithmic axes.
+
+    Source: the weighted product method (Miller and Starr, Executive Decisions and Operations
+    Research, 1969); it is the weighted sum of logarithms.
+    """
+    return math.prod(
+        math.pow(value, weight / sum(weights))
+        for value, weight in zip(values, weights, strict=True)
+    )
 
 
-def _require(missing: str | None) -> None:
-    if missing is not None:
-        raise ConfigError(f"objective: {missing}")
+def pareto_front(points: Sequence[Sequence[float]]) -> list[int]:
+    """Indices of the points that no other point dominates, in order of their first coordinate.
+
+    A point dominates another one if it is nowhere higher and somewhere lower; equal points are on
+    the front together.
+    """
+
+    def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
+        return list(one) != list(other) and all(map(operator.le, one, other))
+
+    order = sorted(range(len(points)), key=lambda index: tuple(points[index]))
+    return [
+        index for index in order if not any(dominates(point, points[index]) for point in points)
+    ]
 
 
 def device_of(evaluation: Evaluation, where: str = "this training") -> Device:

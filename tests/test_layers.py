@@ -21,7 +21,6 @@ LAYERS = (
         "session",
         "confirm.statistics",
         "remote",
-        "pareto",
         "yaml_files",
         "mlflow_logs",
     ),

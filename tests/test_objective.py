@@ -6,7 +6,15 @@ import pytest
 
 from autotune.errors import ConfigError
 from autotune.measurement import Device, Evaluation, TrialResult
-from autotune.objective import AmortisedTime, Cost, Energy, Pareto, check_measured
+from autotune.objective import (
+    AmortisedTime,
+    Cost,
+    Energy,
+    Pareto,
+    check_measured,
+    pareto_front,
+    weighted_product,
+)
 from autotune.outcome import Outcome
 from tests.support.records import make_evaluation, make_result
 
@@ -156,3 +164,34 @@ def test_objectives_and_preferences_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         pareto(**changes)
+
+
+@pytest.mark.parametrize(
+    ("points", "front"),
+    [
+        ([], []),
+        ([(2.0, 1.0), (1.0, 2.0), (2.0, 2.0), (0.0, 9.0)], [3, 1, 0]),
+        ([(1.0, 1.0), (0.0, 3.0), (1.0, 1.0)], [1, 0, 2]),
+        ([(1.0, 5.0), (1.0, 4.0), (0.0, 5.0)], [2, 1]),
+        ([(3.0,), (2.0,), (2.0,)], [1, 2]),
+    ],
+)
+def test_the_front_is_what_no_point_dominates(
+    points: list[tuple[float, ...]], front: list[int]
+) -> None:
+    assert pareto_front(points) == front
+
+
+@pytest.mark.parametrize(
+    ("values", "weights", "product"),
+    [
+        ((2.0, 8.0), (5, 5), 4.0),
+        ((16.0, 1.0), (3, 1), 8.0),
+        ((7.0, 5.0), (1, 0), 7.0),
+        ((0.0, 5.0), (1, 1), 0.0),
+    ],
+)
+def test_a_weighted_product_is_worked_out_by_hand(
+    values: tuple[float, ...], weights: tuple[float, ...], product: float
+) -> None:
+    assert weighted_product(values, weights) == pytest.approx(product)

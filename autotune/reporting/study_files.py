@@ -28,9 +28,8 @@ from autotune.files import (
     replacing,
 )
 from autotune.measurement import PAUSED, Evaluation, TrialResult
-from autotune.objective import Pareto
+from autotune.objective import Pareto, pareto_front
 from autotune.outcome import Outcome
-from autotune.pareto import pareto_front
 from autotune.redaction import without_secrets_in
 from autotune.reporting.scores import SECONDS, ConfigurationScores, score_format_of
 from autotune.space import SearchSpace, Suggestion, override_text
