@@ -16,10 +16,6 @@ from typing import Any
 
 LOGS_FOLDER = "mlflow"
 """Folder of a study's that holds a folder for each run's logs until the tracker has them."""
-_URI = "MLFLOW_TRACKING_URI"
-_MARK = "AUTOTUNE_MLFLOW_LOGS"
-"""Environment variable with the URI of the trial's folder: another one in
-``MLFLOW_TRACKING_URI`` is the user's own choice."""
 
 
 def logs_folder(tracking: Mapping[str, Any], study_folder: Path) -> str | None:
@@ -42,17 +38,10 @@ def keep_logs(folder: Path, *, is_resumed: bool) -> None:
     _end_runs()
     if not is_resumed:
         shutil.rmtree(folder, ignore_errors=True)
-    _log_to(folder.absolute().as_uri())
+    os.environ["MLFLOW_TRACKING_URI"] = folder.absolute().as_uri()
     os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
     for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID"):  # of another store
         os.environ.pop(name, None)
-
-
-def _log_to(uri: str) -> None:
-    mlflow, before = sys.modules.get("mlflow"), os.environ.get(_MARK)
-    if mlflow is not None and before is not None and mlflow.get_tracking_uri() == before:
-        mlflow.set_tracking_uri(uri)  # a library may have set what it found in the environment
-    os.environ[_URI] = os.environ[_MARK] = uri
 
 
 def _end_runs() -> None:

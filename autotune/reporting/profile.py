@@ -61,9 +61,9 @@ def print_profile(
     console.print(operators)
     console.print()
     for line in advise(profile) or ("none: nothing stands out",):
-        console.print(Text.assemble(("advice  ", "bold green"), line), soft_wrap=True)
+        print_line(console, f"advice  {line}")
     for name, path in files.items():
-        console.print(Text.assemble((f"{name:<8}", "dim"), path), soft_wrap=True)
+        print_line(console, f"{name:<8}{path}")
 
 
 def _table(name: str, *numbers: str) -> Table:

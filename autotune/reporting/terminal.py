@@ -75,7 +75,6 @@ class StudyDisplay:
         self._live: Live | None = None
 
     def __enter__(self) -> Self:
-        self._began_at = time.monotonic()
         if self._console.is_interactive or (
             self._console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
         ):
@@ -266,20 +265,17 @@ def verdict_rows(
     if chosen is None:
         why = "no other configuration reached the target in the search"
         return [*rows, ("best", f"the baseline: {why}")]
+    name = "best"
     if not is_exported:
-        rows.append(("best", f"no configuration was shown to be {better} than the baseline"))
-    rows.append(
-        ("best" if is_exported else "closest", f"{describe_scores(chosen)}, {chosen.label}")
-    )
+        rows.append((name, f"no configuration was shown to be {better} than the baseline"))
+        name = "closest"
+    rows.append((name, f"{describe_scores(chosen)}, {chosen.label}"))
     rows += [("" if index else "overrides", value) for index, value in enumerate(overrides)]
     pairs = "" if speed_up is None else f", n = {counted(speed_up.num_pairs, 'pair')}"
     rows.append((scale.gain, f"{describe_ratio(speed_up)}{pairs}, {describe_reached(chosen)}"))
-    if speed_up is not None and not speed_up.is_resolved:
-        is_single = speed_up.num_pairs == 1
-        why = "a single pair has no interval" if is_single else "the interval includes 1"
-        rows.append(("", f"{why}: not shown to be {better} than the baseline, nor {worse}"))
-    if speed_up is not None and speed_up.high < 1:
-        rows.append(("", f"{worse} than the baseline"))
+    if speed_up is not None and not speed_up.is_gain:
+        unknown = f"not shown to be {better} than the baseline, nor {worse}"
+        rows.append(("", f"{worse} than the baseline" if speed_up.is_resolved else unknown))
     for index, (arm, why) in enumerate(others):
         scores = describe_scores(arm) if arm.runs else "no runs"
         rows.append(("" if index else "others", f"{arm.label}: {scores}, {why}"))

@@ -62,11 +62,6 @@ def generated(lr):
         yield {"accuracy": 0.1 * step, "step": step + 1}
 
 
-def set_by_a_library(lr):
-    mlflow.set_tracking_uri(mlflow.get_tracking_uri())
-    left_open(lr)
-
-
 if __name__ == "__main__":
     left_open(float(sys.argv[1]))
 """
@@ -159,7 +154,7 @@ def test_what_a_function_logs_reaches_its_trials_run_beside_autotunes_own(
 @pytest.mark.parametrize(
     "target",
     [
-        "my_code.set_by_a_library",
+        "my_code.left_open",
         *(
             pytest.param(target, marks=pytest.mark.slow)
             for target in ("my_code.generated", "command")
@@ -195,7 +190,6 @@ def test_logs_wait_for_a_tracker_that_comes_later_and_odd_ones_cost_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_autologging_and_its_model_reach_the_run(info: StudyInfo, uri: str) -> None:
     code = f"""
 import mlflow
@@ -223,14 +217,8 @@ LinearRegression(positive=True).fit(np.arange(12.0).reshape(6, 2), np.arange(6.0
 def test_a_trial_that_goes_on_after_a_pause_keeps_its_logs_and_one_that_is_made_again_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_resumed: bool
 ) -> None:
-    for name in (
-        "MLFLOW_TRACKING_URI",
-        "MLFLOW_ALLOW_FILE_STORE",
-        "AUTOTUNE_MLFLOW_LOGS",
-        "MLFLOW_RUN_ID",
-        "MLFLOW_EXPERIMENT_ID",
-    ):
-        monkeypatch.setenv(name, "before")
+    for name in ("TRACKING_URI", "ALLOW_FILE_STORE", "RUN_ID", "EXPERIMENT_ID"):
+        monkeypatch.setenv(f"MLFLOW_{name}", "before")
     (tmp_path / "trial-0" / "0").mkdir(parents=True)
     keep_logs(tmp_path / "trial-0", is_resumed=is_resumed)
     assert (tmp_path / "trial-0" / "0").exists() == is_resumed
