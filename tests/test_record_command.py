@@ -20,6 +20,7 @@ from autotune.tracking.earlier_recordings import earlier_recordings
 from autotune.tracking.mlflow_tracker import MlflowTracker
 from autotune.tracking.tracker import StudyEnd, StudyInfo, TrackedTrial
 from tests.support.records import make_evaluation, make_result
+from tests.support.tracked import make_info
 
 pytestmark = [
     pytest.mark.store,
@@ -98,15 +99,7 @@ RESULTS = [
 
 @pytest.fixture(scope="module")
 def info(tmp_path_factory: pytest.TempPathFactory) -> StudyInfo:
-    return StudyInfo(
-        name="cnn-1",
-        kind="study",
-        workload="simple_cnn-digits",
-        experiment="cnn",
-        folder=str(tmp_path_factory.mktemp("outputs") / "cnn-1"),
-        settings={},
-        tags={},
-    )
+    return make_info(tmp_path_factory.mktemp("outputs") / "cnn-1")
 
 
 @pytest.fixture(scope="module")

@@ -75,19 +75,12 @@ def trial_tags(trial: TrackedTrial, study: str) -> dict[str, str]:
     )
 
 
-def result_tags(trial: TrackedTrial, result: TrialResult) -> dict[str, str]:
-    """Tags that a trial's run gets at its end.
-
-    The fingerprint is equal for runs of the same configuration and seed in the same environment.
-    """
-    parts = [result.fingerprint, trial.config, trial.seed]
-    digest = hashlib.sha256(json.dumps(plain(parts), sort_keys=True).encode()).hexdigest()
+def result_tags(result: TrialResult) -> dict[str, str]:
+    """Tags that a trial's run gets at its end."""
     tags = {
         OUTCOME_TAG: result.outcome,
-        "autotune.fingerprint": digest[:12],
         "autotune.cap_seconds": result.cap_seconds,
         "autotune.contention": result.contention,
-        "autotune.last_evaluation": result.last and result.last.outcome,
     }
     return {key: str(value) for key, value in tags.items() if value is not None}
 

@@ -130,7 +130,7 @@ class MlflowTracker:
             run.add(evaluation, fields.evaluated_at(result, evaluation))
         step = result.last.step if result.last else 0
         results = _metrics(fields.result_metrics(result, score), result.stopped_at, step)
-        run_id = self._write(run, results, fields.result_tags(trial, result))
+        run_id = self._write(run, results, fields.result_tags(result))
         self._add_logged(run_id, trial, result)
         texts = (
             yaml.dump(fields.plain(trial.config), Dumper=_Dumper),

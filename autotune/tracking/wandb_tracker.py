@@ -105,7 +105,7 @@ class WandbTracker:
             _, run, _ = self._runs.pop(trial.name)
             for key, value in fields.result_metrics(result, score).items():
                 run.summary[key] = value
-            for key, tag in fields.result_tags(trial, result).items():
+            for key, tag in fields.result_tags(result).items():
                 run.config[key] = tag
             run.notes = result.error or ""
             is_success = result.outcome.traits.mlflow_status == "FINISHED"

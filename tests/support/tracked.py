@@ -7,61 +7,54 @@ from typing import Any
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
 from autotune.tracking.tracker import FinishedRun, StudyEnd, StudyInfo, TrackedTrial, Tracker
+from tests.support import records
 
 STARTED_AT = 1_700_000_000.0
 
 
-def make_evaluation(step: int, **changes: Any) -> Evaluation:
-    values: dict[str, Any] = {
-        "step": step,
-        "epoch": step / 10,
-        "samples": 64 * step,
-        "build_seconds": 0.5,
-        "prepare_seconds": 0.25,
-        "train_seconds": 0.1 * step,
-        "evaluate_seconds": 0.01 * step,
-        "metric": 0.9,
-        "loss": 0.3,
-        "samples_per_second": 640.0,
-        "peak_memory_bytes": 10_000_000,
-        "energy_joules": None,
-        "metrics": {"f1": 0.8, "loss": 7.0},
+def make_info(folder: Path | str, **changes: Any) -> StudyInfo:
+    """Facts on a study that is named ``cnn-1`` and kept in a folder."""
+    given = {
+        "name": "cnn-1",
+        "kind": "study",
+        "workload": "simple_cnn-digits",
+        "experiment": "cnn",
+        "settings": {"target.value": 0.98, "num_trials": 40},
+        "tags": {},
     }
-    return Evaluation(**{**values, **changes})
+    return StudyInfo(folder=str(folder), **{**given, **changes})
+
+
+def make_evaluation(step: int, **changes: Any) -> Evaluation:
+    """An evaluation after so many steps."""
+    given = {"step": step, "metric": 0.9, "loss": 0.3, "metrics": {"f1": 0.8, "loss": 7.0}}
+    return records.make_evaluation(0.1 * step, **{"build_seconds": 0.5, **given, **changes})
 
 
 def make_run(
     number: int = 0, outcome: Outcome = Outcome.REACHED, num_evaluations: int = 3, **changes: Any
 ) -> FinishedRun:
-    values = {"optimizer": "sgd", "optimizer.lr": 0.1 * (number + 1)}
-    overrides = ("optimizer=sgd", f"optimizer.lr={0.1 * (number + 1)}")
-    config = {
-        "optimizer": {"lr": 0.1 * (number + 1)},
-        "batch_size": 64,
-        "target": {"metric": "accuracy"},
+    """A search trial that has ended, with its result and its score."""
+    lr = 0.1 * (number + 1)
+    point = {
+        "values": {"optimizer": "sgd", "optimizer.lr": lr},
+        "overrides": ("optimizer=sgd", f"optimizer.lr={lr}"),
+        "seed": number,
+        "started_at": STARTED_AT,
     }
+    config = {"optimizer": {"lr": lr}, "batch_size": 64, "target": {"metric": "accuracy"}}
     trial = TrackedTrial(
         name=f"trial-{number}",
         phase="search",
         trial=number,
-        values=values,
-        overrides=overrides,
         make_config=lambda: config,
-        seed=number,
-        started_at=STARTED_AT,
+        **point,  # type: ignore[arg-type]  # of several types
     )
-    fields: dict[str, Any] = {
-        "trial": number,
-        "values": values,
-        "overrides": overrides,
-        "seed": number,
-        "outcome": outcome,
-        "evaluations": tuple(make_evaluation(step) for step in range(1, num_evaluations + 1)),
-        "started_at": STARTED_AT,
-        "stopped_at": STARTED_AT + 100.0,
-        "fingerprint": {"torch": "2.13.0", "device": "cpu"},
-    }
-    return trial, TrialResult(**{**fields, **changes}), 1.5 if outcome is Outcome.REACHED else None
+    evaluations = [make_evaluation(step) for step in range(1, num_evaluations + 1)]
+    ended = {"stopped_at": STARTED_AT + 100.0, "fingerprint": {"torch": "2.13.0"}}
+    evaluations = changes.pop("evaluations", evaluations)
+    result = records.make_result(number, outcome, *evaluations, **{**point, **ended, **changes})
+    return trial, result, 1.5 if outcome is Outcome.REACHED else None
 
 
 def tell(tracker: Tracker, run: FinishedRun) -> None:

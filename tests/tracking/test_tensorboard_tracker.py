@@ -8,20 +8,12 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from autotune.tracking.tensorboard_tracker import TensorBoardTracker
 from autotune.tracking.tracker import StudyInfo, browse_command
-from tests.support.tracked import close, make_evaluation, make_run
+from tests.support.tracked import close, make_evaluation, make_info, make_run
 
 
 @pytest.fixture
 def info(tmp_path: Path) -> StudyInfo:
-    return StudyInfo(
-        name="study",
-        kind="study",
-        workload="net-data",
-        experiment="cnn",
-        folder=str(tmp_path),
-        settings={},
-        tags={},
-    )
+    return make_info(tmp_path)
 
 
 def read(info: StudyInfo, run: str) -> EventAccumulator:

@@ -20,7 +20,7 @@ from autotune.tracking import wandb_tracker
 from autotune.tracking.tracker import BestScore, StudyInfo, browse_command
 from autotune.tracking.wandb_tracker import WandbTracker
 from tests.support.patience import wait_until
-from tests.support.tracked import close, make_evaluation, make_run, tell
+from tests.support.tracked import close, make_evaluation, make_info, make_run, tell
 
 
 @pytest.fixture(autouse=True)
@@ -34,16 +34,7 @@ def info(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyInfo:
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    settings = {"target.value": 0.98, "num_trials": 40}
-    return StudyInfo(
-        name="cnn-1",
-        kind="study",
-        workload="net-data",
-        experiment="cnn",
-        folder=str(tmp_path / "cnn-1"),
-        settings=settings,
-        tags={},
-    )
+    return make_info(tmp_path / "cnn-1")
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -152,7 +143,7 @@ def test_a_study_is_a_group_with_a_run_a_trial_and_one_of_its_own(info: StudyInf
         >= {
             **info.settings,
             "autotune.best_trial": "1",
-            "autotune.workload": "net-data",
+            "autotune.workload": "simple_cnn-digits",
         }.items()
     )
     assert curve(study, "best_score") == [(1, 1.5), (2, 1.5)]

@@ -14,7 +14,7 @@ from autotune.tracking import writer
 from autotune.tracking.tracker import FinishedRun, StudyEnd, StudyInfo
 from autotune.tracking.writer import TrackerWriter
 from tests.support.patience import wait_until
-from tests.support.tracked import FileTracker, make_run
+from tests.support.tracked import FileTracker, make_info, make_run
 
 OPEN = threading.Event()
 """Whether the trackers of these tests take what they are told."""
@@ -65,15 +65,6 @@ def said() -> list[str]:
 def made(
     kind: str, path: Path, said: list[str], ended: list[FinishedRun], **arguments: Any
 ) -> TrackerWriter:
-    info = StudyInfo(
-        name="a",
-        kind="study",
-        workload="b",
-        experiment="c",
-        folder=str(path.parent),
-        settings={},
-        tags={},
-    )
     node = {
         "_target_": f"{FileTracker.__module__ if kind == 'FileTracker' else __name__}.{kind}",
         "path": str(path),
@@ -82,7 +73,7 @@ def made(
     return TrackerWriter(
         node,
         ("tests", __name__),
-        make_info=lambda: info,
+        make_info=lambda: make_info(path.parent),
         ended=lambda: ended,
         rest_command="autotune record --push",
         say=said.append,
