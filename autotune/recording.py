@@ -291,7 +291,7 @@ def _recorded_value(parameter: Parameter, found: Any, where: str) -> Any:
             # it may stand in a column of texts, as where a trial has 1 and another 1.0
             number = float(found) if isinstance(found, str) else found
         if math.isfinite(number):
-            value = min(max(number, parameter.ends()[0]), parameter.ends()[1])
+            value = min(max(number, parameter.low), parameter.high)
             if isinstance(parameter, Float):
                 return float(value)
             return int(value) if isinstance(parameter, Int | PowerOfTwo) else value

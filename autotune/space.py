@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from inspect import signature
+from types import MappingProxyType
 from typing import Any, Self, TypeAlias
 
 from optuna.distributions import FloatDistribution, IntDistribution
@@ -24,17 +25,13 @@ Parameter: TypeAlias = "Float | Int | PowerOfTwo | Choice"
 
 
 class _Range:
-    """What numeric parameters have in common."""
+    """What numeric parameters have in common.
+
+    With a step, ``high`` is on the grid that starts at ``low``.
+    """
 
     low: Any
     high: Any
-
-    def ends(self) -> tuple[Any, Any]:
-        """Lowest and highest value.
-
-        With a step, the highest value on the grid that starts at ``low``.
-        """
-        return self.low, self.high
 
     def _contains_number(self, value: Any) -> bool:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -48,15 +45,15 @@ class Float(_Range, FloatDistribution):
         """Ask the trial's sampler for a value of the parameter."""
         return float(trial.suggest_float(name, self.low, self.high, step=self.step, log=self.log))
 
-    def as_param(self, value: Any) -> tuple[str, Any] | None:
-        """``value`` as the sampler's parameter: a prefix of its name, and the number.
+    def as_param(self, value: Any, name: str = "") -> dict[str, Any] | None:
+        """The sampler's parameter that stands for ``value``: its number, by its name.
 
         None if the value is not in the range.
         """
         if not self._contains_number(value):
             return None
         steps = 0.0 if self.step is None else (value - self.low) / self.step
-        return ("", float(value)) if abs(steps - round(steps)) <= 1e-8 else None
+        return {name: float(value)} if abs(steps - round(steps)) <= 1e-8 else None
 
 
 class Int(_Range, IntDistribution):
@@ -66,8 +63,8 @@ class Int(_Range, IntDistribution):
         """Ask the trial's sampler for a value of the parameter."""
         return int(trial.suggest_int(name, self.low, self.high, step=self.step, log=self.log))
 
-    def as_param(self, value: Any) -> tuple[str, Any] | None:
-        """``value`` as the sampler's parameter: a prefix of its name, and the number.
+    def as_param(self, value: Any, name: str = "") -> dict[str, Any] | None:
+        """The sampler's parameter that stands for ``value``: its number, by its name.
 
         None if the value is not in the range.
 
@@ -75,7 +72,7 @@ class Int(_Range, IntDistribution):
         20.0.
         """
         is_on_grid = self._contains_number(value) and (value - self.low) % self.step == 0
-        return ("", int(value)) if is_on_grid else None
+        return {name: int(value)} if is_on_grid else None
 
 
 class PowerOfTwo(_Range, IntDistribution):
@@ -99,14 +96,14 @@ class PowerOfTwo(_Range, IntDistribution):
         exponents = self.low.bit_length() - 1, self.high.bit_length() - 1
         return int(2 ** trial.suggest_int(_log2_name(name), *exponents))
 
-    def as_param(self, value: Any) -> tuple[str, Any] | None:
-        """``value`` as the sampler's parameter: a prefix of its name, and the exponent.
+    def as_param(self, value: Any, name: str = "") -> dict[str, Any] | None:
+        """The sampler's parameter that stands for ``value``: the exponent, by its name.
 
         None if the value is not in the range.
         """
         if not self._contains_number(value) or isinstance(value, float) or value & (value - 1):
             return None
-        return "log2", value.bit_length() - 1
+        return {_log2_name(name): value.bit_length() - 1}
 
 
 _RANGES: dict[str, type[Float] | type[Int] | type[PowerOfTwo]] = {
@@ -144,7 +141,7 @@ class Choice:
     def suggest(self, trial: Any, name: str) -> Any:
         """Ask the trial's sampler for a value of the parameter."""
         label = trial.suggest_categorical(name, self._labels)
-        return self.options[self._indices_of_labels[label]][0]
+        return self.options[self._labels.index(label)][0]
 
     def index_of(self, value: Any) -> int | None:
         """Index of the option with a value, by its text, which tells ``1``, ``1.0`` and ``True``
@@ -164,27 +161,20 @@ class Choice:
         assert index is not None, f"{value!r} is no choice"
         return self.options[index][1]
 
-    def as_param(self, value: Any) -> tuple[str, Any] | None:
-        """``value`` as the sampler's parameter: a prefix of its name, and the label.
+    def as_param(self, value: Any, name: str = "") -> dict[str, Any] | None:
+        """The sampler's parameter that stands for ``value``: the label, by its name.
 
         None if the value is no option.
         """
         index = self.index_of(value)
-        return ("", self._labels[index]) if index is not None else None
+        return {name: self._labels[index]} if index is not None else None
 
-    def branch(self, name: str, value: Any) -> str:
-        """Beginning of the qualified names of the parameters beneath one of the values.
+    def branch(self, name: str, index: int) -> str:
+        """Beginning of the qualified names of the parameters beneath the option of an index.
 
         ``name`` is the choice's own.
         """
-        index = self.index_of(value)
-        assert index is not None, f"{value!r} is no choice"
         return f"{name}={self._branches[index]}/"
-
-    @cached_property
-    def opens_any(self) -> bool:
-        """Whether any of the values opens a subspace with parameters."""
-        return any(beneath.parameters for _, beneath in self.options)
 
     @cached_property
     def _labels(self) -> list[Scalar]:
@@ -208,10 +198,6 @@ class Choice:
     def _indices(self) -> dict[str, int]:
         """Index of each option, by its value's text."""
         return {override_text(value): index for index, (value, _) in enumerate(self.options)}
-
-    @cached_property
-    def _indices_of_labels(self) -> dict[Scalar, int]:
-        return {label: index for index, label in enumerate(self._labels)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,18 +244,14 @@ class SearchSpace:
 
     def __post_init__(self) -> None:
         places: dict[str, str] = {}
-        for above, parameter in self.parameters.items():
-            for key, place in (
-                (above, above),
-                *((key, f"beneath {above}") for key in sorted(_keys_beneath(parameter))),
-            ):
-                if key in places:
-                    raise SearchSpaceError(
-                        f"{self.sources.get(above, 'search_space')}: {key}: stands twice"
-                        f" ({places[key]}, {place}); use a key once among what can be open"
-                        " together"
-                    )
-                places[key] = place
+        for _, key, _, chosen in self._walk():
+            above = next(iter(chosen), key)
+            place = f"beneath {above}" if chosen else key
+            if places.setdefault(key, place) != place:
+                raise SearchSpaceError(
+                    f"{self.sources.get(above, 'search_space')}: {key}: stands twice"
+                    f" ({places[key]}, {place}); use a key once among what can be open together"
+                )
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[Any, Any], source: str, where: str = "") -> Self:
@@ -348,14 +330,7 @@ class SearchSpace:
 
         Only parameters of branches that its choices open are suggested.
         """
-        return Suggestion(
-            {
-                key: value
-                for _, key, _, value in self._opened(
-                    lambda name, _, parameter: parameter.suggest(trial, name)
-                )
-            }
-        )
+        return self._point(lambda name, _, parameter: parameter.suggest(trial, name))
 
     def point_of(self, lookup: Callable[[str], Any]) -> Suggestion | None:
         """The point at which a configuration lies; None if the space does not contain it.
@@ -376,15 +351,15 @@ class SearchSpace:
         name.
         """
         params: dict[str, Any] = {}
-        for name, key, parameter, point_value in self._opened(
-            lambda _, key, __: suggestion.values[key]
-        ):
-            param = parameter.as_param(point_value)
+        for name, key, parameter, value in self._opened(lambda _, key, __: suggestion.values[key]):
+            param = parameter.as_param(value, name)
             if param is None:
-                raise SearchSpaceError(f"{key}: {point_value!r} is not in the search space")
-            prefix, value = param
-            params[_log2_name(name) if prefix == "log2" else name] = value
+                raise SearchSpaceError(f"{key}: {value!r} is not in the search space")
+            params |= param
         return params
+
+    def _point(self, value_of: Callable[[str, str, Parameter], Any]) -> Suggestion:
+        return Suggestion({key: value for _, key, _, value in self._opened(value_of)})
 
     def _opened(
         self, value_of: Callable[[str, str, Parameter], Any], branch: str = ""
@@ -399,14 +374,10 @@ class SearchSpace:
         for key, parameter in self.parameters.items():
             value = value_of(branch + key, key, parameter)
             yield branch + key, key, parameter, value
-            if (
-                isinstance(parameter, Choice)
-                and parameter.opens_any
-                and (index := parameter.index_of(value)) is not None
-            ):
+            if isinstance(parameter, Choice) and (index := parameter.index_of(value)) is not None:
                 # same class
                 yield from parameter.options[index][1]._opened(  # noqa: SLF001
-                    value_of, parameter.branch(branch + key, value)
+                    value_of, parameter.branch(branch + key, index)
                 )
 
     @property
@@ -423,51 +394,45 @@ class SearchSpace:
             )
         )
 
-    def items(self, branch: str = "") -> Iterator[tuple[str, str, Parameter]]:
+    def items(self) -> Iterator[tuple[str, str, Parameter]]:
         """Yield every parameter of every branch: qualified name, config key, parameter."""
+        for name, key, parameter, _ in self._walk():
+            yield name, key, parameter
+
+    def _walk(
+        self, branch: str = "", chosen: Mapping[str, Any] = MappingProxyType({})
+    ) -> Iterator[tuple[str, str, Parameter, Mapping[str, Any]]]:
+        """Yield every parameter of every branch: qualified name, config key, parameter, and the
+        values of the choices that open it, outermost first.
+        """
         for key, parameter in self.parameters.items():
-            yield branch + key, key, parameter
+            yield branch + key, key, parameter, chosen
             if isinstance(parameter, Choice):
-                for value, beneath in parameter.options:
-                    yield from beneath.items(parameter.branch(branch + key, value))
+                for index, (value, beneath) in enumerate(parameter.options):
+                    deeper = parameter.branch(branch + key, index)
+                    yield from beneath._walk(deeper, {**chosen, key: value})  # noqa: SLF001
 
     def probes(self) -> Iterator[tuple[str, Any, Suggestion]]:
         """Yield points that together open every branch: for each option of each choice, its name,
         its value and a point that takes it.
 
-        Numbers in these points have their lowest values. Two more points, with an empty name, take
-        the first options with the lowest and with the highest numbers.
+        Other choices take their first options, and numbers their lowest values. Two more points,
+        with an empty name, take the first options with the lowest and with the highest numbers.
         """
-        for name, value, path in self._paths(()):
-            yield name, value, self._probe(dict(path), high=False)
+        for name, key, parameter, chosen in self._walk():
+            if isinstance(parameter, Choice):
+                for value, _ in parameter.options:
+                    yield name, value, self._probe({**chosen, key: value}, high=False)
         for high in (False, True):
             yield "", None, self._probe({}, high=high)
 
-    def _paths(
-        self, above: tuple[tuple[str, Any], ...], branch: str = ""
-    ) -> Iterator[tuple[str, Any, tuple[tuple[str, Any], ...]]]:
-        for key, parameter in self.parameters.items():
-            if isinstance(parameter, Choice):
-                for value, beneath in parameter.options:
-                    path = (*above, (key, value))
-                    yield branch + key, value, path
-                    deeper = parameter.branch(branch + key, value)
-                    yield from beneath._paths(path, deeper)  # noqa: SLF001  # same class
-
     def _probe(self, chosen: Mapping[str, Any], *, high: bool) -> Suggestion:
-        """Point with some options chosen.
-
-        It has the first option of any other choice, and the lowest or highest numbers.
-        """
-
         def value_of(_: str, key: str, parameter: Parameter) -> Any:
-            return (
-                chosen.get(key, parameter.options[0][0])
-                if isinstance(parameter, Choice)
-                else parameter.ends()[high]
-            )
+            if isinstance(parameter, Choice):
+                return chosen.get(key, parameter.options[0][0])
+            return parameter.high if high else parameter.low
 
-        return Suggestion({key: value for _, key, _, value in self._opened(value_of)})
+        return self._point(value_of)
 
     def without(self, name: str, value: Any, branch: str = "") -> Self:
         """Copy of the space without one option of one choice.
@@ -477,13 +442,13 @@ class SearchSpace:
         Raises:
             SearchSpaceError: the option was the last one of its choice.
         """
-        parameters: dict[str, Parameter] = {}
-        for key, parameter in self.parameters.items():
+        parameters = dict(self.parameters)
+        for key, parameter in parameters.items():
             if isinstance(parameter, Choice):
                 kept = tuple(
-                    (option, beneath.without(name, value, parameter.branch(branch + key, option)))
-                    for option, beneath in parameter.options
-                    if not (branch + key == name and override_text(option) == override_text(value))
+                    (option, beneath.without(name, value, parameter.branch(branch + key, index)))
+                    for index, (option, beneath) in enumerate(parameter.options)
+                    if branch + key != name or override_text(option) != override_text(value)
                 )
                 if not kept:
                     raise SearchSpaceError(
@@ -491,21 +456,12 @@ class SearchSpace:
                         " run on this machine"
                     )
                 parameters[key] = Choice(options=kept)
-            else:
-                parameters[key] = parameter
         return replace(self, parameters=parameters)
-
-
-def _keys_beneath(parameter: Parameter) -> set[str]:
-    """Config keys that any value of the parameter opens."""
-    if not isinstance(parameter, Choice):
-        return set()
-    return {key for _, beneath in parameter.options for _, key, _ in beneath.items()}
 
 
 def _as_domain(parameter: Parameter) -> Any:
     if isinstance(parameter, Choice):
-        if parameter.opens_any:
+        if any(beneath.parameters for _, beneath in parameter.options):
             return {
                 "type": "choice",
                 "choices": {value: beneath.as_mapping() for value, beneath in parameter.options},
@@ -579,40 +535,37 @@ def _label(value: Any) -> Scalar:
 
 def _parameter(domain: Any, source: str, name: str) -> Parameter:
     if isinstance(domain, Sequence) and not isinstance(domain, str):
-        return Choice(options=tuple((value, SearchSpace()) for value in domain))
+        domain = {"type": "choice", "choices": domain}
     if not isinstance(domain, Mapping):
         raise ValueError(
             f"found {short(domain)}, not a list of values or a mapping with type: float, int,"
             " power_of_two or choice"
         )
-    if domain.get("type") == "choice":
-        return _choice(domain, source, name)
     kind = domain.get("type")
+    if kind == "choice":
+        return _choice(domain, source, name)
     if kind not in _RANGES:
         raise ValueError(f"type: found {short(kind)}, not float, int, power_of_two or choice")
-    fields = signature(_RANGES[kind]).parameters
-    _check_fields(domain, fields)
-    numbers = {key: _number(kind, key, value) for key, value in domain.items() if key != "type"}
-    if missing := [bound for bound in ("low", "high") if bound not in numbers]:
+    _check_fields(domain, signature(_RANGES[kind]).parameters)
+    settings = {key: _setting(kind, key, value) for key, value in domain.items() if key != "type"}
+    if missing := [bound for bound in ("low", "high") if bound not in settings]:
         raise ValueError(f"{missing[0]} is missing; {kind} needs low and high")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # high is lowered to a multiple of the step
-        return _RANGES[kind](**numbers)
+        return _RANGES[kind](**settings)
 
 
-def _number(kind: str, key: str, value: Any) -> Any:
+def _setting(kind: str, key: str, value: Any) -> Any:
     """Value of a domain's field in the type that its parameter takes.
 
     ``1e-2``, which YAML reads as text, counts as a number.
     """
-    if isinstance(value, bool) or key == "log":
-        if key == "log" and isinstance(value, bool):
-            return value
-        raise ValueError(
-            f"{key}: found {short(value)}, not {'true or false' if key == 'log' else 'a number'}"
-        )
+    if key == "log":
+        if not isinstance(value, bool):
+            raise ValueError(f"log: found {short(value)}, not true or false")
+        return value
     try:
-        number = float(value)
+        number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):

@@ -172,7 +172,7 @@ def test_the_highest_value_is_one_that_the_steps_meet(
     space = SearchSpace.from_mapping(
         {"x": {"type": kind, "low": low, "high": high, "step": step}}, "cnn.yaml"
     )
-    assert space.parameters["x"].ends()[1] == highest  # type: ignore[union-attr]  # it is a range
+    assert space.parameters["x"].high == highest  # type: ignore[union-attr]  # it is a range
     assert space.parameters["x"].as_param(highest) is not None
 
 

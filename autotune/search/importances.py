@@ -244,7 +244,7 @@ def _values(parameter: Parameter) -> list[Any]:
     alone = SearchSpace({"it": parameter})
     if num_points(alone) <= _MAX_VALUES:
         return [point.values["it"] for point in points(alone)]
-    low, high = parameter.ends()
+    low, high = parameter.low, parameter.high
     spaced = np.geomspace if parameter.log else np.linspace
     numbers = spaced(low, high, 2 * _MAX_VALUES + 1)[1::2].tolist()
     return numbers if isinstance(low, float) else [round(number) for number in numbers]

@@ -150,7 +150,7 @@ class _Number:
     parameter: Float | Int | PowerOfTwo
 
     def encode(self, value: Any) -> float:
-        low, high = self.parameter.ends()
+        low, high = self.parameter.low, self.parameter.high
         if high == low:
             return _NOT_OPEN
         if self.parameter.log:

@@ -362,7 +362,7 @@ def _is_length(space: SearchSpace, key: str) -> bool:
     parameter = space.parameters.get(key)
     if isinstance(parameter, Choice):
         return is_ranked(parameter) and all(value > 0 for value, _ in parameter.options)
-    return parameter is not None and parameter.ends()[0] > 0
+    return parameter is not None and parameter.low > 0
 
 
 class FeasibilityModel:

@@ -101,7 +101,7 @@ def _fitting(space: SearchSpace, values: Mapping[str, Any]) -> tuple[dict[str, A
             continue
         value = values[key]
         if isinstance(parameter, Float) and isinstance(value, int | float):
-            low, high = parameter.ends()
+            low, high = parameter.low, parameter.high
             near = min(max(value, low), high)
             # past the end by a rounding error
             value = near if abs(value - near) <= 1e-9 * (high - low) else value
