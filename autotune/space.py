@@ -381,6 +381,11 @@ class SearchSpace:
                 )
 
     @property
+    def source(self) -> str:
+        """The space's files, for messages."""
+        return ", ".join(dict.fromkeys(self.sources.values())) or "search_space"
+
+    @property
     def keys(self) -> list[str]:
         """Config keys of the parameters of every branch, outer ones first."""
         return list(dict.fromkeys(key for _, key, _ in self.items()))
@@ -552,7 +557,10 @@ def _parameter(domain: Any, source: str, name: str) -> Parameter:
         raise ValueError(f"{missing[0]} is missing; {kind} needs low and high")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # high is lowered to a multiple of the step
-        return _RANGES[kind](**settings)
+        try:
+            return _RANGES[kind](**settings)
+        except ArithmeticError as error:
+            raise ValueError("step: is too small for the range") from error
 
 
 def _setting(kind: str, key: str, value: Any) -> Any:

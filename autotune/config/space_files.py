@@ -8,8 +8,8 @@ as an option of a group is: ``search_space=[cnn,precision]``.
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from autotune.config.schema import FIXED_KEYS
 from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError, did_you_mean
 from autotune.redaction import without_secrets_in
 from autotune.remote import refuse_url, user_path
-from autotune.space import Choice, Parameter, SearchSpace, Suggestion, override_text, short
+from autotune.space import Choice, Parameter, SearchSpace, Suggestion, override_text
 from autotune.yaml_files import read_yaml
 
 
@@ -66,22 +66,15 @@ def _with_domains(space: SearchSpace, sweeps: SearchSpace) -> SearchSpace:
     for key, parameter in space.parameters.items():
         domain = sweeps.parameters.get(key, parameter)
         if isinstance(parameter, Choice) and isinstance(domain, Choice):
-            options = [
-                (value, _with_domains(beneath, sweeps)) for value, beneath in parameter.options
-            ]
-            domain = Choice(
-                options=tuple((value, _opened_by(value, options)) for value, _ in domain.options)
-            )
+            options = []
+            for value, _ in domain.options:
+                index = parameter.index_of(value)
+                beneath = SearchSpace() if index is None else parameter.options[index][1]
+                options.append((value, _with_domains(beneath, sweeps)))
+            domain = Choice(options=tuple(options))
         parameters[key] = domain
     replaced = {key: sweeps.sources[key] for key in parameters if key in sweeps.parameters}
     return SearchSpace(parameters, {**space.sources, **replaced}, space.gpu_only - set(replaced))
-
-
-def _opened_by(value: Any, options: Sequence[tuple[Any, SearchSpace]]) -> SearchSpace:
-    return next(
-        (beneath for option, beneath in options if override_text(option) == override_text(value)),
-        SearchSpace(),
-    )
 
 
 def check_space(space: SearchSpace, composer: Composer) -> list[tuple[str, Any, Suggestion]]:
@@ -105,69 +98,38 @@ def check_space(space: SearchSpace, composer: Composer) -> list[tuple[str, Any, 
                 if not name or str(error).startswith((f"{key}:", f"{key}="))
                 else f"{name}={value}: "
             )
-            raise SearchSpaceError(f"{_source(space)}: {opened}{error}") from error
+            raise SearchSpaceError(f"{space.source}: {opened}{error}") from error
     return probes
-
-
-def _source(space: SearchSpace) -> str:
-    return ", ".join(dict.fromkeys(space.sources.values())) or "search_space"
 
 
 def _check_searchable(space: SearchSpace) -> None:
     for _, key, parameter in space.items():
-        root = key.replace("/", ".").split(".")[0]
+        where, root = f"{space.source}: {key}", key.replace("/", ".").split(".")[0]
         if root in FIXED_KEYS:
             raise SearchSpaceError(
-                f"{_source(space)}: {key}: is a setting of the study, the same for all its trials;"
-                " search keys of a training"
+                f"{where}: is a setting of the study, the same for all its trials; search keys of a"
+                " training"
             )
-        if not isinstance(parameter, Choice):
-            continue
-        options = [value for value, _ in parameter.options]
-        if any(isinstance(value, Mapping) for value in options):
-            raise SearchSpaceError(
-                f"{_source(space)}: {key}: a choice is a mapping; give scalars or lists"
-            )
-        for text in map(override_text, options):
-            if text[0] == "[" and "{" in text and not _is_value(text):
-                raise SearchSpaceError(
-                    f"{_source(space)}: {key}: found {short(text)}; in a list, mappings need keys"
-                    " that are plain names"
-                )
-        _check_without_secrets(space, key, options)
         source = space.sources.get(key, "")
         # what OmegaConf has resolved, for the user's own function
         is_plain = source.startswith("search_space[") and root == "training"
-        if (
-            source != "command line"
-            and not is_plain
-            and any("${" in str(value) for value in options)
-        ):
-            raise SearchSpaceError(
-                f"{_source(space)}: {key}: a choice has ${{ in it; give plain values"
-            )
-
-
-def _is_value(text: str) -> bool:
-    try:
-        read_value(text)
-    except ConfigError:
-        return False
-    return True
-
-
-def _check_without_secrets(space: SearchSpace, key: str, options: Sequence[Any]) -> None:
-    """Raise SearchSpaceError if an option has a secret: options are written to a study's files
-    as they are, to be trained again.
-    """
-    for option in options:
-        shown = without_secrets_in(option)
-        if override_text(shown) != override_text(option):
-            raise SearchSpaceError(
-                f"{_source(space)}: {key}: the option {override_text(shown)} has a secret in it; on"
-                f" the command line, {key}=choice('${{oc.env:NAME}}',...) reads it from the"
-                " environment"
-            )
+        for option, _ in parameter.options if isinstance(parameter, Choice) else ():
+            if isinstance(option, Mapping):
+                raise SearchSpaceError(f"{where}: a choice is a mapping; give scalars or lists")
+            text, shown = override_text(option), override_text(without_secrets_in(option))
+            if text[0] == "[" and "{" in text:
+                try:
+                    read_value(text)
+                except ConfigError as error:
+                    raise SearchSpaceError(f"{where}: {error}") from error
+            # options are written to a study's files as they are, to be trained again
+            if shown != text:
+                raise SearchSpaceError(
+                    f"{where}: the option {shown} has a secret in it; on the command line,"
+                    f" {key}=choice('${{oc.env:NAME}}',...) reads it from the environment"
+                )
+            if source != "command line" and not is_plain and "${" in str(option):
+                raise SearchSpaceError(f"{where}: a choice has ${{ in it; give plain values")
 
 
 def _load(entry: str, file: str, config_dirs: Sequence[Path]) -> Any:
@@ -184,7 +146,8 @@ def _load(entry: str, file: str, config_dirs: Sequence[Path]) -> Any:
         *(folder.parent for folder in config_dirs),
         shipped_folder("search_spaces").parent,
     ]
-    path = next((folder / relative for folder in folders if _is_file(folder / relative)), None)
+    files = (folder / relative for folder in folders)
+    path = next((path for path in files if os.path.isfile(path)), None)  # noqa: PTH113  # any name
     if path is None:
         shipped = sorted(path.stem for path in shipped_folder("search_spaces").glob("*.yaml"))
         raise SearchSpaceError(
@@ -192,22 +155,7 @@ def _load(entry: str, file: str, config_dirs: Sequence[Path]) -> Any:
             f" {', '.join(shipped)}; a file of your own has a path from here or --config-dir, as in"
             " my_spaces/net.yaml"
         )
-    try:
-        content = read_yaml(path, file) or {}
-    except ConfigError as error:
-        raise SearchSpaceError(str(error)) from error
-    if not isinstance(content, Mapping):
-        raise SearchSpaceError(
-            f"{file}: found a {type(content).__name__}; write config key: domain"
-        )
-    return content
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a name that is too long
-        return False
+    return read_yaml(path, file) or {}
 
 
 def _without_sweeps(mapping: Any, source: str) -> Any:
@@ -242,22 +190,27 @@ def _parse_sweep(text: str, source: str, key: str) -> Any:
         " range(start,stop), tag(log, interval(low,high))"
     )
     try:
-        sweep = parse_override(f"key={text}").value()
+        sweep: Any = parse_override(f"key={text}").value()
     except ConfigError as error:
         raise refusal from error
     if isinstance(sweep, ChoiceSweep):
         return _unquoted(sweep.list)
-    if isinstance(sweep, IntervalSweep) and sweep.start is not None and sweep.end is not None:
-        is_int = isinstance(sweep.start, int) and isinstance(sweep.end, int)
-        return {
-            "type": "int" if is_int else "float",
-            "low": sweep.start,
-            "high": sweep.end,
-            "log": "log" in sweep.tags,
-        }
-    if isinstance(sweep, RangeSweep) and _are_numbers(sweep.start, sweep.stop, sweep.step):
-        return _range(sweep, refusal)
-    raise refusal
+    numbers: Sequence[Any] = ()
+    if isinstance(sweep, IntervalSweep):
+        numbers = (sweep.start, sweep.end)
+    elif isinstance(sweep, RangeSweep):
+        numbers = (sweep.start, sweep.stop, sweep.step)
+    if not numbers or not _are_numbers(*numbers):
+        raise refusal
+    low, high, *step = numbers
+    is_int = all(isinstance(number, int) for number in numbers)
+    domain = {"type": "int" if is_int else "float", "low": low, "high": high}
+    if step:
+        if step[0] <= 0 or high <= low:
+            raise refusal
+        # a range is without its end; the domain's own is lowered to a value that the steps meet
+        domain |= {"high": high - 1 if is_int else math.nextafter(high, low), "step": step[0]}
+    return domain | {"log": "log" in sweep.tags}
 
 
 def _are_numbers(*values: Any) -> bool:
@@ -272,24 +225,3 @@ def _unquoted(value: Any) -> Any:
     if isinstance(value, list):
         return [_unquoted(item) for item in value]
     return value.text if isinstance(value, QuotedString) else value
-
-
-def _range(sweep: RangeSweep, refusal: SearchSpaceError) -> dict[str, Any]:
-    """Domain of a range, whose values are start + n * step below stop."""
-    start, stop, step = (Decimal(str(number)) for number in (sweep.start, sweep.stop, sweep.step))
-    if step <= 0 or stop <= start:
-        raise refusal
-    try:
-        count = int((stop - start) / step) + bool((stop - start) % step)
-    except InvalidOperation as error:  # of more values than a number can tell
-        raise refusal from error
-    is_int = all(isinstance(number, int) for number in (sweep.start, sweep.stop, sweep.step))
-    kind = int if is_int else float
-    settings: dict[str, Any] = {
-        "type": kind.__name__,
-        "low": kind(start),
-        "high": kind(start + (count - 1) * step),
-    }
-    if "log" in sweep.tags:
-        settings["log"] = True
-    return {**settings, "step": kind(step)} if count > 1 and (step != 1 or not is_int) else settings

@@ -370,9 +370,8 @@ def check_plan(plan: StudyPlan, check_training: Callable[[TrialConfig], None]) -
         except InvalidTrialError:
             raise
         except ConfigError as error:
-            where = ", ".join(dict.fromkeys(plan.space.sources.values()))
             opened = f"{option}={value}: " if option else ""
-            raise SearchSpaceError(f"{where}: {opened}{error}") from error
+            raise SearchSpaceError(f"{plan.space.source}: {opened}{error}") from error
 
 
 def describe_plan(plan: StudyPlan) -> list[str]:
@@ -435,7 +434,7 @@ def _suitable_space(plan: StudyPlan) -> tuple[SearchSpace, list[str]]:
     space, left_out, on_gpus = plan.space, list[str](), uses_cuda(trial, have)
     if space.gpu_only and not on_gpus:
         left_out.append(f"{', '.join(sorted(space.gpu_only))}: for trainings on GPUs")
-        where, space = ", ".join(dict.fromkeys(space.sources.values())), space.for_cpus()
+        where, space = space.source, space.for_cpus()
         if not space.parameters:
             raise SearchSpaceError(
                 f"{where}: all keys are searched on GPUs only, and trainings run on the CPU;"
