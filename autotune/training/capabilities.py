@@ -200,49 +200,29 @@ def num_available_cpus() -> int:
     """Number of CPUs that this process may use, as Ray counts them: a container's quota may
     allow less than its affinity.
     """
-    count = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    quota = cpu_quota()
+    count, quota = len(os.sched_getaffinity(0)), cpu_quota()
     return count if quota is None else max(1, min(count, int(quota)))
 
 
-def cpu_quota(
-    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
-) -> float | None:
-    """CPUs' worth of time that the control groups of this process may use.
-
-    None if they have no quota.
+def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """CPUs' worth of time that this process's container may use; None if it has no quota.
 
     Source: the kernel's documentation, "Control Group v2", cpu.max; "CFS Bandwidth Control",
     cpu.cfs_quota_us.
     """
-    control_group = next(
-        (line[3:] for line in _text(membership).splitlines() if line.startswith("0::")), ""
+    folder = root / "cpu"
+    limit = text_of(root / "cpu.max") or " ".join(
+        text_of(folder / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     )
-    folder = root / control_group.strip("/")
-    limits = [
-        _text(level / "cpu.max").split()
-        for level in (folder, *folder.parents)
-        if level.is_relative_to(root)
-    ]
-    limits.append(
-        [_text(root / "cpu" / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
-    )
-    return min(
-        (
-            int(limit[0]) / int(limit[1])
-            for limit in limits
-            if len(limit) == 2 and all(map(str.isdigit, limit))
-        ),
-        default=None,
-    )
+    quota, _, period = limit.partition(" ")
+    return int(quota) / int(period) if quota.isdigit() else None
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """What a file of the kernel's says; empty if it is not there."""
     try:
-        return path.read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError):
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
         return ""
 
 
@@ -250,13 +230,9 @@ def cpu_name() -> str:
     """The processor's model name from ``/proc/cpuinfo``, or else the platform's name for the
     processor.
     """
-    try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
-            return next(
-                line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
-            )
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    lines = text_of(Path("/proc/cpuinfo")).splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
 
 
 def versions() -> dict[str, str | None]:
@@ -319,8 +295,5 @@ def driver_version() -> str | None:
 
     None if there is no such driver.
     """
-    try:
-        with Path("/proc/driver/nvidia/version").open(encoding="utf-8") as lines:
-            return next(word for word in lines.readline().split() if word[0].isdigit())
-    except (OSError, StopIteration):
-        return None
+    first_line = text_of(Path("/proc/driver/nvidia/version")).partition("\n")[0]
+    return next((word for word in first_line.split() if word[0].isdigit()), None)

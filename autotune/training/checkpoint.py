@@ -23,27 +23,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from autotune.config.schema import TrialConfig
-from autotune.errors import ConfigError, DataError, StateError
+from autotune.errors import AutotuneError, ConfigError, DataError, StateError
 from autotune.files import FORMATS, STATE_FILE, check_format, make_folder, replace_file, replacing
 from autotune.measurement import Evaluation
 from autotune.redaction import without_secrets_in
 from autotune.session import Checkpoint
 from autotune.training.capabilities import versions
 
-_MALFORMED = (
-    ArithmeticError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    OSError,
-    RecursionError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    pickle.UnpicklingError,
-    zipfile.BadZipFile,
-)
-"""Exceptions that reading a damaged file can raise."""
 _ARRAY_TYPES = [
     bytes,
     np.ndarray,
@@ -66,8 +52,6 @@ def save_weights(
     Raises:
         DataError: the file cannot be written.
     """
-    # not needed by a training that saves nothing
-
     tensors: dict[str, torch.Tensor] = {}
     tied: dict[str, str] = {}
     first_names: dict[tuple[Any, ...], str] = {}
@@ -100,8 +84,6 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     Raises:
         DataError: the file is missing, damaged, or not a weights file of autotune.
     """
-    # not needed by a training that reads nothing
-
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get("autotune")
@@ -116,11 +98,11 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     try:
         header = json.loads(text)
         check_format("checkpoint", header["format_version"], path)
-        return {
-            **tensors,
-            **{name: tensors[first] for name, first in header["tied"].items()},
-        }, dict(header["metadata"])
-    except _MALFORMED as error:
+        tied = {name: tensors[first] for name, first in header["tied"].items()}
+        return {**tensors, **tied}, dict(header["metadata"])
+    except AutotuneError:
+        raise
+    except Exception as error:
         raise DataError(f"{path}: is damaged: {_line(error)}") from error
 
 
@@ -256,7 +238,9 @@ def told_damage(folder: Path) -> Iterator[None]:
     """
     try:
         yield
-    except _MALFORMED as error:
+    except AutotuneError:
+        raise
+    except Exception as error:
         # torch's own text tells how to load code, too
         reason = (
             "it is no file of plain data and tensors"

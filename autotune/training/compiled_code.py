@@ -17,11 +17,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 
 from autotune.config.schema import TrialConfig
-from autotune.errors import FileError
 from autotune.files import replace_file
 from autotune.measurement import Phase, PhaseClock
 from autotune.remote import cache_folder
@@ -145,54 +145,35 @@ def _files(graph: str, num_threads: int) -> Iterator[Callable[[Cost], Cost]]:
         )
 
     num_compiled_before, num_found_before = counts()
-    root = _root()
     digest = hashlib.sha256(json.dumps([graph, _machine()]).encode()).hexdigest()[:24]
-    record = None if root is None else root / f"{digest}.json"
-    known, name = _read(record)
-    folder = (
-        root / name
-        if root is not None and known is not None
-        else Path(tempfile.mkdtemp(prefix=f"{digest}-", dir=root))
-    )
-    is_kept = known is not None
-
-    def cost_of(spent: Cost) -> Cost:
-        nonlocal is_kept
-        num_compiled, num_found = counts()
-        if (
-            known is not None
-            and num_compiled == num_compiled_before
-            and num_found > num_found_before
-        ):
-            return known
-        if record is not None:
-            try:
-                replace_file(record, json.dumps({"folder": folder.name, **spent._asdict()}))
-                is_kept = True
-            except FileError as error:
-                _log.warning("compiled code is not kept: %s", error)
-        return spent
-
     utils.clear_caches()  # of the files that this process found elsewhere
-    # The compiler sets both variables itself, which later graphs are not to find.
-    before = {name: os.environ.get(name) for name in (FOLDER_VARIABLE, "TRITON_CACHE_DIR")}
-    os.environ[FOLDER_VARIABLE] = str(folder)
-    try:
-        yield cost_of
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-        if not is_kept:  # nothing names the folder
-            shutil.rmtree(folder, ignore_errors=True)
-        # Its processes would compute beside the training. The name is private to torch, which may
-        # rename it: then they stay, idle.
-        getattr(
-            sys.modules.get("torch._inductor.async_compile"),
-            "shutdown_compile_workers",
-            lambda: None,
-        )()
+    with tempfile.TemporaryDirectory() as unkept:
+        record = (_root() or Path(unkept)) / f"{digest}.json"
+        known, folder = _read(record)
+        if folder is None:
+            folder = Path(tempfile.mkdtemp(prefix=f"{digest}-", dir=record.parent))
+
+        def cost_of(spent: Cost) -> Cost:
+            num_compiled, num_found = counts()
+            if known and num_compiled == num_compiled_before and num_found > num_found_before:
+                return known
+            replace_file(record, json.dumps({"folder": folder.name, **spent._asdict()}))
+            return spent
+
+        try:
+            # the compiler sets further variables itself, which later graphs are not to find
+            with mock.patch.dict(os.environ, {FOLDER_VARIABLE: str(folder)}):
+                yield cost_of
+        finally:
+            if _read(record)[1] != folder:  # nothing names the folder
+                shutil.rmtree(folder, ignore_errors=True)
+            # Its processes would compute beside the training. The name is private to torch, which
+            # may rename it: then they stay, idle.
+            getattr(
+                sys.modules.get("torch._inductor.async_compile"),
+                "shutdown_compile_workers",
+                lambda: None,
+            )()
 
 
 def _root() -> Path | None:
@@ -220,22 +201,14 @@ def _root() -> Path | None:
     return None
 
 
-def _read(record: Path | None) -> tuple[Cost | None, str]:
-    """A graph's cost and the name of its folder.
-
-    None and no name without a record that can be read.
-    """
+def _read(record: Path) -> tuple[Cost | None, Path | None]:
+    """A graph's cost and folder; None without a record that can be read."""
     try:
-        values: dict[str, Any] = (
-            json.loads(record.read_text(encoding="utf-8")) if record is not None else {}
-        )
-        joules = values["joules"]
-        return (
-            Cost(float(values["seconds"]), None if joules is None else float(joules)),
-            Path(str(values["folder"])).name,
-        )
+        values = json.loads(record.read_text(encoding="utf-8"))
+        folder = record.with_name(values.pop("folder"))
+        return Cost(**values), folder
     except (OSError, ValueError, KeyError, TypeError):
-        return None, ""
+        return None, None
 
 
 def _machine() -> list[Any]:

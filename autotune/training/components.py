@@ -23,7 +23,7 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.training.averaging import ExponentialMovingAverage
 from autotune.training.data import LoadedData
-from autotune.training.parallel.ranks import Ranks
+from autotune.training.parallel.ranks import ALONE, Ranks
 from autotune.training.parallel.strategy import SharedModel, Strategy, Views
 from autotune.training.runtime import Precision, checkpoint_activations
 from autotune.training.techniques.technique import Technique
@@ -94,7 +94,7 @@ def make_components(
     total_steps: int,
     *,
     reuse: BoundParts | None = None,
-    ranks: Ranks | None = None,
+    ranks: Ranks = ALONE,
 ) -> Components:
     """Make the components of a training; random numbers are drawn from torch's global generator.
 
@@ -105,7 +105,7 @@ def make_components(
         total_steps: number of steps of the schedule.
         reuse: components of an earlier training that are used again, because compiled code and CUDA
             graphs are bound to them; the model gets the weights of a fresh model.
-        ranks: the ranks that train together; None if nothing will be trained, as in a check.
+        ranks: the ranks that train together.
 
     Raises:
         ConfigError: a component refuses its values.
@@ -125,7 +125,7 @@ def make_components(
         device if reuse is None or hasattr(reuse.model, "initialise_from") else torch.device("cpu")
     )
     strategy = make_strategy(config)
-    is_divided = strategy.divides_model and (ranks is None or ranks.is_joined)
+    is_divided = strategy.divides_model and ranks.is_joined
     # A model that ranks divide is made in host memory: no device need hold the whole of it.
     model = _make_model(
         config, data, torch.device("cpu") if is_divided else place, precision, offered
@@ -137,7 +137,7 @@ def make_components(
             checkpoint_activations(model, recompute_statistics=config.runtime.compile is not None)
         loss = make_part(config.loss, allowed, "loss")
         shared = SharedModel(model)
-        if ranks is not None and ranks.is_joined:
+        if ranks.is_joined:
             shared = strategy.share(
                 model,
                 ranks,

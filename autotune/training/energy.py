@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from autotune.training.capabilities import text_of
 from autotune.training.nvml import UntoldError, gpu_of
 from autotune.training.parallel.ranks import Ranks
 
@@ -77,15 +78,8 @@ def _packages(folder: Path) -> list[Path]:
     return [
         zone
         for zone in sorted(folder.glob("intel-rapl:*"))
-        if _text(zone / "name").startswith("package")
+        if text_of(zone / "name").startswith("package")
     ]
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
 
 
 def energy_meter(device: torch.device) -> Callable[[], float] | None:
@@ -157,7 +151,9 @@ def _machine() -> int:
 
     Containers on one machine share it, as they share the energy counters.
     """
-    return zlib.crc32((_text(Path("/proc/sys/kernel/random/boot_id")) or platform.node()).encode())
+    return zlib.crc32(
+        (text_of(Path("/proc/sys/kernel/random/boot_id")) or platform.node()).encode()
+    )
 
 
 @cache

@@ -5,7 +5,6 @@ warmed up, compiled or captured.
 import bisect
 import contextlib
 import gc
-import sys
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -156,7 +155,7 @@ class Run:
         """
         seed_everything(self.config.seed)
         step = self.training_step(None if built is None else built.gradients)
-        with closing(self.batches(0, max_workers=1)) as batches:
+        with closing(self.batches(0)) as batches:
             batch = next(batches)
             shapes: dict[torch.Size, int] = {}
             for first_step in _steps_of_new_shapes(step.parts.augment, self.total_steps):
@@ -185,22 +184,18 @@ class Run:
             else None
         )
 
-    def batches(self, first_step: int, *, max_workers: int = sys.maxsize) -> Generator[Batch]:
+    def batches(self, first_step: int) -> Generator[Batch]:
         """Yield this rank's part of every batch from ``first_step`` on, transformed and on the
         device.
-
-        At most ``max_workers`` processes gather them: one is enough to warm up, and the training
-        starts its own.
         """
-        config, size = self.config, self.batch_size
-        order_device = self.train.inputs.device
+        config = self.config
         order = sample_order(
             len(self.train),
-            size,
+            self.batch_size,
             self.total_steps,
             config.seed,
             first_step=first_step,
-            device=order_device,
+            device=self.train.inputs.device,
         )
         index, parts = self.part
         if parts > 1:
@@ -208,13 +203,11 @@ class Run:
         if self.is_resident:
             gathered = resident_batches(self.train, order)
         else:
-            path = config.data_path
-            num_workers = min(path.num_workers, max_workers)
             gathered = host_batches(
                 self.train,
                 order,
-                num_workers=num_workers,
-                prefetch_batches=path.prefetch_batches,
+                num_workers=config.data_path.num_workers,
+                prefetch_batches=config.data_path.prefetch_batches,
                 device=self.device,
             )
         with closing(gathered):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from autotune.config.build import accepted_arguments, build_partial, call
-from autotune.errors import DataError
+from autotune.errors import AutotuneError, DataError
 from autotune.training.checkpoint import read_weights_once
 from autotune.training.components import make_part
 
@@ -57,14 +57,9 @@ def trained_model(path: Path, allowed_targets: Sequence[str]) -> nn.Module:
             )
         model: nn.Module = call(make_model, where, **accepted_arguments(make_model, arguments))
         model.load_state_dict(weights)
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except AutotuneError:
+        raise
+    except Exception as error:
         raise DataError(
             f"{path}: does not hold the weights of its own model: {' '.join(str(error).split())}"
         ) from error

@@ -249,8 +249,8 @@ def test_a_gpu_is_picked_and_measured() -> None:
     ("files", "quota"),
     [
         ({}, None),
-        ({"a/b/cpu.max": "200000 100000\n"}, 2.0),
-        ({"a/b/cpu.max": "max 100000\n", "a/cpu.max": "50000 100000\n"}, 0.5),
+        ({"cpu.max": "50000 100000\n"}, 0.5),
+        ({"cpu.max": "max 100000\n"}, None),
         ({"cpu/cpu.cfs_quota_us": "150000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1.5),
     ],
 )
@@ -261,5 +261,4 @@ def test_a_quota_of_cpu_time_is_seen(
         path = tmp_path / "root" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
-    (tmp_path / "membership").write_text("0::/a/b\n")
-    assert cpu_quota(tmp_path / "root", tmp_path / "membership") == quota
+    assert cpu_quota(tmp_path / "root") == quota
