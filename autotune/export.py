@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.config.command_keys import own_key, own_keys_help, read_own_keys, refuse_other_keys
-from autotune.config.command_line import parse_command_line, run_main, train_command
+from autotune.config.command_line import parse_command_line, run_main
 from autotune.errors import ConfigError, StudyError
 from autotune.execution.study_folder import shown_path
 from autotune.files import check_format, make_folder, replace_file, replacing
@@ -120,8 +120,11 @@ def _export_experiment(own: ExportKeys, config_dir: str, study_folder: Path, tex
             shutil.copyfile(weights, part)
         print(f"wrote {copy}")
     kept = (shown_path(Path(folder)) for folder in known.get("config_dirs", []))
-    folders = list(dict.fromkeys([config_dir, *kept]))
-    print(f"run it: {train_command(exported, folders, known.get('allowed_targets', []))}")
+    allowed = ",".join(known.get("allowed_targets", []))
+    words = [f"experiment={exported}", *([f"allowed_targets=[{allowed}]"] if allowed else [])]
+    for folder in dict.fromkeys([config_dir, *kept]):
+        words += ["--config-dir", folder]
+    print(f"run it: python -m autotune train {shlex.join(words)}")
 
 
 def _copy(source: Path, file: str, *, overwrite: bool) -> tuple[Path, str]:

@@ -27,9 +27,8 @@ from autotune.config.space_files import read_search_space
 from autotune.errors import ConfigError, SearchSpaceError
 from autotune.execution.exported import (
     arguments_yaml,
-    check_exported,
     compose_exported,
-    experiment_yaml,
+    exported_experiment,
 )
 from autotune.measurement import Target, TrialResult
 from autotune.outcome import Outcome
@@ -206,8 +205,7 @@ def check_everywhere(folder: Path, options: list[Any], constant: Any) -> None:
         results.append(result_of(number, suggestion))
     assert len({tuple(row) for row in UnitCube(space).encode(points)}) == len(points)
     check_files(folder, space, results, options)
-    text = experiment_yaml(composer.experiment_of(point, seed=number), comments=[])
-    check_exported(compose_exported(text, [str(folder)], ["study_values"]).trial, composed_trial)
+    exported_experiment(composer, point, number, comments=[])  # which composes it again
 
 
 def check_files(

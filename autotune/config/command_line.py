@@ -11,7 +11,6 @@ import gc
 import importlib.metadata
 import os
 import re
-import shlex
 import signal
 import sys
 import threading
@@ -172,21 +171,6 @@ def print_config(line: CommandLine, composer: "Composer") -> bool:
 def commands_help() -> str:
     """List all commands with their purposes, as indented lines of a help text."""
     return "\n".join(f"  autotune {name:<9} {purpose}" for name, (_, purpose) in COMMANDS.items())
-
-
-def train_command(experiment: str, folders: Sequence[str], allowed_targets: Sequence[str]) -> str:
-    """Shell command that trains an experiment once, with all flags and overrides that composing it
-    needs.
-
-    Args:
-        folders: the user's own configuration folders.
-        allowed_targets: packages that ``_target_`` may name besides autotune's own list.
-    """
-    allowed = [f"allowed_targets=[{','.join(allowed_targets)}]"] if allowed_targets else []
-    config_dirs = [part for folder in folders for part in ("--config-dir", folder)]
-    return shlex.join(
-        ["python", "-m", "autotune", "train", f"experiment={experiment}", *allowed, *config_dirs]
-    )
 
 
 def import_user_code_from(config_dirs: Sequence[str], overrides: Sequence[str]) -> list[str]:

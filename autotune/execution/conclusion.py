@@ -7,36 +7,34 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from autotune.config.command_line import EXIT_NOT_REACHED, train_command
-from autotune.config.schema import TrialConfig
+from autotune.config.command_line import EXIT_NOT_REACHED
 from autotune.confirm.confirmation import Confirmation
 from autotune.confirm.race import Configuration
 from autotune.errors import FileError, StudyError, WorkerError
-from autotune.execution.best_weights import BEST_WEIGHTS, best_model, keep_best
 from autotune.execution.exported import (
     ARGUMENTS,
     SCRIPT,
-    check_exported,
-    compose_exported,
-    experiment_yaml,
+    WEIGHTS,
+    exported_experiment,
+    exported_model,
+    keep_best_weights,
     write_program,
 )
 from autotune.execution.live_study import LiveStudy, busy_seconds, say
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import shown_path
-from autotune.files import FORMATS, replace_file
+from autotune.files import replace_file
 from autotune.measurement import differing_devices
 from autotune.objective import Pareto
 from autotune.outcome import Outcome
 from autotune.recording import write_recording
-from autotune.redaction import MARK, without_secrets_in
 from autotune.reporting.failures import gathered_failures
 from autotune.reporting.scores import (
     describe_ratio,
@@ -98,9 +96,8 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
     try:
         return end.print(no_script)
     finally:
-        if not (folder / REPORT).exists():
-            with _told_faults(live.plan):
-                _draw(live)
+        with _told_faults(live.plan):
+            _draw(live)
         kept = [folder / name for name in _KEPT if (folder / name).exists()]
         live.tracker.close(end.for_tracker([*kept, *sorted((folder / "figures").glob("*.html"))]))
 
@@ -158,19 +155,14 @@ class _Conclusion:
         )
 
     def write_files(self) -> str | None:
-        """Write all result files but figures and report; a report of another result is deleted.
+        """Write all result files but figures and report; an earlier report is deleted.
 
         Returns:
             Why there is no script of what is exported; None if there is one or nothing is exported.
         """
         plan, policy, folder = self.plan, self.policy, self.plan.folder
-        summary = json_text("summary", self.summary())
-        report = folder / REPORT
-        with suppress(OSError):
-            if report.is_symlink() or (folder / SUMMARY).read_text(encoding="utf-8") != summary:
-                # it is written last: where there is one, all that was drawn says the same
-                report.unlink(missing_ok=True)
-        unit = plan.score_format.unit
+        (folder / REPORT).unlink(missing_ok=True)
+        summary, unit = json_text("summary", self.summary()), plan.score_format.unit
         write_trials(folder / "trials.csv", plan.space, self.results, policy.scores, unit)
         write_recording(
             folder / "recording",
@@ -186,10 +178,26 @@ class _Conclusion:
         if self.confirmation is None or self.best is None:
             return None
         replace_file(folder / "best.json", summary)
-        text, trial = best_yaml(self.live, self.confirmation, self.best)
+        comments = self._origin(self.confirmation, self.best)
+        seed = policy.results[self.best.trial].seed
+        text, trial = exported_experiment(plan.composer, self.best.suggestion, seed, comments)
         replace_file(folder / "best.yaml", text)
-        keep_best(folder, self.best.trial)
+        keep_best_weights(folder, self.best.trial)
         return write_program(folder, trial, text, num_threads=plan.num_threads(trial))
+
+    def _origin(self, confirmation: Confirmation, best: Configuration) -> list[str]:
+        """Lines on where the exported configuration comes from, for comments."""
+        scores, speed_up = confirmation.scores[best.trial], confirmation.speed_up
+        reached = ", ".join(f"{score:.3g}" for score, reached in scores.scored_runs if reached)
+        lines = [
+            f"Exported by autotune from study {self.plan.name}, {best.label}:"
+            f" {self.plan.trial.target} in {reached} {scores.scale.unit}".rstrip()
+            + f" on fresh seeds, {describe_reached(scores)}."
+        ]
+        if speed_up and not confirmation.is_baseline_best:
+            gain = scores.scale.gain.capitalize()
+            lines.append(f"{gain} over the baseline: {describe_ratio(speed_up)}.")
+        return [*lines, "The seed is the search trial's own."]
 
     def summary(self) -> dict[str, Any]:
         """Content of ``summary.json`` and ``best.json``: the study's result as plain data, for
@@ -301,8 +309,9 @@ class _Conclusion:
                 }
         if best is not None:
             tags["autotune.best_trial"] = str(best.trial)
-            if plan.trial.training is None and (plan.folder / BEST_WEIGHTS).is_file():
-                make_model = partial(best_model, plan.folder, tuple(plan.composer.allowed_targets))
+            if plan.trial.training is None and (plan.folder / WEIGHTS).is_file():
+                allowed_targets = tuple(plan.composer.allowed_targets)
+                make_model = partial(exported_model, plan.folder, allowed_targets)
         return StudyEnd(
             status="FINISHED",
             metrics=metrics,
@@ -313,11 +322,9 @@ class _Conclusion:
 
     def _description(self, confirmation: Confirmation) -> str:
         """The result in a few lines of Markdown, for a tracker's page of the study."""
-        head = f"**{self.plan.experiment}** to {self.plan.trial.target}\n\n"
-        if confirmation.best is None:
-            return f"{head}Nothing reached the target again on fresh seeds."
-        rows = [f"| {name} | `{value}` |" for name, value in _verdict(confirmation)]
-        return head + "\n".join(["| | |", "|---|---|", *rows])
+        head = f"**{self.plan.experiment}** to {self.plan.trial.target}\n"
+        rows = [f"- {name} `{value}`" for name, value in _verdict(confirmation)]
+        return "\n".join([head, *rows])
 
     def print(self, no_script: str | None) -> int:
         """Print what the study found, and return the exit code.
@@ -380,7 +387,7 @@ class _Conclusion:
                 browse_command(plan.config.tracking, shown_path(plan.folder.parent)),
             ),
             ("there, the trials, best first", self.live.tracker.page),
-            *(_export_commands(plan) if is_exported else []),
+            ("export the best", _export_command(plan) if is_exported else None),
             ("search further", plan.further_command),
         ]
         print_summary(
@@ -446,67 +453,16 @@ def _verdict(confirmation: Confirmation) -> list[tuple[str, str]]:
     )
 
 
-def best_yaml(
-    live: LiveStudy, confirmation: Confirmation, best: Configuration
-) -> tuple[str, TrialConfig]:
-    """Content of ``best.yaml``, an experiment file, and what it composes to, which is checked to be
-    the configuration of the best trial.
-
-    Raises:
-        ConfigError: the configuration cannot be written as an experiment.
+def _export_command(plan: StudyPlan) -> str:
+    """Command that exports the best configuration, into the study's own config folder if it has
+    one.
     """
-    plan, composer, scores = live.plan, live.plan.composer, confirmation.scores[best.trial]
-    seed = live.policy.results[best.trial].seed
-    content = composer.experiment_of(best.suggestion, seed=seed)
-    reached = ", ".join(f"{score:.3g}" for score, reached in scores.scored_runs if reached)
-    comments = [
-        f"Exported by autotune from study {plan.name}, {best.label}: {plan.trial.target} in"
-        f" {reached} {scores.scale.unit}".rstrip()
-        + f" on fresh seeds, {describe_reached(scores)}."
-    ]
-    if confirmation.speed_up and not confirmation.is_baseline_best:
-        comments.append(
-            f"{scores.scale.gain.capitalize()} over the baseline:"
-            f" {describe_ratio(confirmation.speed_up)}."
-        )
-    comments += ["The seed is the search trial's own.", f"Format {FORMATS['experiment']}."]
-    text = experiment_yaml(content, comments)
-    recomposed = compose_exported(text, [*map(str, composer.config_dirs)], composer.allowed_targets)
-    check_exported(recomposed.trial, composer.compose_suggestion(best.suggestion, seed=seed).trial)
-    if (shown := without_secrets_in(content)) != content:
-        comments.append(f"{MARK} stands for a secret that is kept nowhere: give it in its place")
-        text = experiment_yaml(shown, comments)
-    return text, recomposed.trial
-
-
-def _export_commands(plan: StudyPlan) -> list[tuple[str, str]]:
-    """Commands that export the best configuration and train it again, with the study's own
-    config folders and allowed targets.
-    """
-    exported = f"{plan.experiment}_best"
-    folders = [shown_path(Path(folder).absolute()) for folder in plan.composer.config_dirs] or [
-        "my_conf"
-    ]
-    elsewhere = (
-        []
-        if plan.folder.parent == Path("outputs").absolute()
-        else [f"folder={shown_path(plan.folder.parent)}"]
-    )
-    export = [
-        "python",
-        "-m",
-        "autotune",
-        "export",
-        f"study={plan.name}",
-        f"as={exported}",
-        *elsewhere,
-        "--config-dir",
-        folders[0],
-    ]
-    return [
-        ("export the best", shlex.join(export)),
-        ("train it again", train_command(exported, folders, plan.composer.allowed_targets)),
-    ]
+    folder, studies = next(iter(plan.composer.config_dirs), None), plan.folder.parent
+    words = [f"study={plan.name}", f"as={plan.experiment}_best"]
+    if studies != Path("outputs").absolute():
+        words.append(f"folder={shown_path(studies)}")
+    config_dir = "my_conf" if folder is None else shown_path(Path(folder).absolute())
+    return f"python -m autotune export {shlex.join([*words, '--config-dir', config_dir])}"
 
 
 def _say_page(live: LiveStudy) -> None:

@@ -1,21 +1,57 @@
 """What a study exports: the winner as an experiment file that runs by name, and as a program
-without autotune, or as a call of the user's own function.
+without autotune, or as a call of the user's own function; and its weights, which are those of the
+first confirmation run of the best configuration that reached the target.
+
+Workers write weights into the study's folder if their machine has that folder. The first weights of
+each configuration are kept until the best one is known; its weights are kept as long as the study.
 """
 
+import contextlib
+import os
 import re
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from autotune.config.compose import Composed, Composer
 from autotune.config.schema import TrialConfig, first_difference
 from autotune.errors import ConfigError
-from autotune.files import replace_file
+from autotune.files import FORMATS, replace_file, replacing
+from autotune.measurement import TrialResult
+from autotune.outcome import Outcome
+from autotune.redaction import MARK, without_secrets_in
+from autotune.space import Suggestion
 from autotune.yaml_files import yaml_text
 
 SCRIPT, ARGUMENTS = "best.py", "best_arguments.yaml"
 """Names, in a study's folder, of the winner as a program, and as arguments of the user's own
 function; a study has at most one."""
+WEIGHTS = "best.safetensors"
+_WEIGHTS_FOLDER = ".weights"
+
+
+def exported_experiment(
+    composer: Composer, suggestion: Suggestion, seed: int, comments: Sequence[str]
+) -> tuple[str, TrialConfig]:
+    """Text of the experiment file of a suggestion, and what it composes to, which is checked to be
+    the suggestion's own configuration.
+
+    Args:
+        comments: lines on where the experiment comes from.
+
+    Raises:
+        ConfigError: the configuration cannot be written as an experiment.
+    """
+    content = composer.experiment_of(suggestion, seed=seed)
+    lines = [*comments, f"Format {FORMATS['experiment']}."]
+    text = experiment_yaml(content, lines)
+    exported = compose_exported(text, [*map(str, composer.config_dirs)], composer.allowed_targets)
+    check_exported(exported.trial, composer.compose_suggestion(suggestion, seed=seed).trial)
+    if (shown := without_secrets_in(content)) != content:
+        hidden = f"{MARK} stands for a secret that is kept nowhere: give it in its place"
+        text = experiment_yaml(shown, [*lines, hidden])
+    return text, exported.trial
 
 
 def experiment_yaml(content: Mapping[str, Any], comments: Sequence[str]) -> str:
@@ -101,3 +137,64 @@ def arguments_yaml(function: str, arguments: Mapping[str, Any], *, study: str) -
         f"# Best of study {study}:"
         f" {function}({' '.join(call.splitlines())})\n{yaml_text(dict(arguments))}"
     )
+
+
+def run_weights_path(study_folder: Path, run: str) -> Path:
+    """File that a confirmation run leaves its weights in."""
+    return study_folder / _WEIGHTS_FOLDER / f"{run}.safetensors"
+
+
+def keep_first_weights(
+    study_folder: Path, run: str, result: TrialResult, *, earlier: Iterable[TrialResult]
+) -> None:
+    """Keep the weights of a run if it is the first of its configuration, by round, to reach the
+    target, else delete them.
+
+    Args:
+        earlier: the configuration's results of earlier rounds. Runs of later rounds may have ended
+            first, beside this one.
+    """
+    run_weights = run_weights_path(study_folder, run)
+    kept = _weights_path(study_folder, result.trial)
+    # the run ended early, or on a machine without this folder
+    with contextlib.suppress(FileNotFoundError):
+        is_first = all(other.outcome is not Outcome.REACHED for other in earlier)
+        if result.outcome is Outcome.REACHED and (is_first or not kept.exists()):
+            run_weights.replace(kept)
+        else:
+            run_weights.unlink()
+
+
+def keep_best_weights(study_folder: Path, best_trial: int) -> None:
+    """Name the best configuration's weights ``best.safetensors``, if a worker could write them, and
+    delete those of all others.
+    """
+    best, kept = study_folder / WEIGHTS, _weights_path(study_folder, best_trial)
+    best.unlink(missing_ok=True)
+    for path in (study_folder / _WEIGHTS_FOLDER).glob("*.safetensors"):
+        if path != kept:
+            path.unlink()
+    if kept.is_file():
+        try:
+            os.link(kept, best)
+        except OSError:  # the file system has no hard links
+            with replacing(best) as part:
+                shutil.copyfile(kept, part)
+
+
+def exported_model(study_folder: Path, allowed_targets: tuple[str, ...]) -> tuple[Any, Any]:
+    """The exported weights in their model, as ``autotune.training.trained_model.scored_model``
+    makes it.
+
+    Raises:
+        ConfigError: the model cannot be made.
+        DataError: there are no weights, or they are those of a training function of the user's own.
+    """
+    # imports torch, which only the tracker that keeps models needs
+    from autotune.training.trained_model import scored_model  # noqa: PLC0415
+
+    return scored_model(study_folder / WEIGHTS, allowed_targets)
+
+
+def _weights_path(study_folder: Path, trial: int) -> Path:
+    return study_folder / _WEIGHTS_FOLDER / f"trial-{trial}.safetensors"

@@ -18,9 +18,9 @@ from autotune.confirm.confirmation import Confirmation, conclude
 from autotune.confirm.race import Configuration, RaceState
 from autotune.confirm.runs import Lanes, Run, RunsInTurns
 from autotune.errors import ClusterError
-from autotune.execution.best_weights import keep_first, run_path
 from autotune.execution.cluster import ClusterSize, FreeResources, RaySession, check_can_start
 from autotune.execution.conclusion import conclude_study
+from autotune.execution.exported import keep_first_weights, run_weights_path
 from autotune.execution.launcher import Launcher
 from autotune.execution.live_study import (
     LiveStudy,
@@ -241,7 +241,7 @@ def _confirm(live: LiveStudy, size: ClusterSize) -> None:
     """Make the confirmation runs that the study still lacks."""
     plan, race = live.plan, live.planned_race()
     configurations = {each.trial: each for each in race.configurations}
-    make_folder(run_path(plan.folder, "").parent)
+    make_folder(run_weights_path(plan.folder, "").parent)
 
     def task(configuration: Configuration, number: int) -> TrialTask:
         name = confirmation_name(configuration.trial, number)
@@ -250,7 +250,7 @@ def _confirm(live: LiveStudy, size: ClusterSize) -> None:
             confirmation_config(plan, configuration.suggestion, number),
             number=configuration.trial,
             score_test=True,
-            weights_path=str(run_path(plan.folder, name)),
+            weights_path=str(run_weights_path(plan.folder, name)),
         )
 
     tasks = [task(each, race.first_round) for each in race.configurations]
@@ -278,7 +278,7 @@ def _confirm(live: LiveStudy, size: ClusterSize) -> None:
         made = confirmations(live.study)
         earlier = [made[key] for key in made if key[0] == run.configuration and key[1] < run.number]
         store_confirmation(live.study, run.configuration, run.number, result)
-        keep_first(plan.folder, run.tracked.name, result, earlier=earlier)
+        keep_first_weights(plan.folder, run.tracked.name, result, earlier=earlier)
 
     display = RunsDisplay(
         live.console,

@@ -11,7 +11,7 @@ import yaml
 from autotune.config.compose import Composer
 from autotune.config.experiments import named_files, options, options_help, shipped_folder
 from autotune.errors import ConfigError, InvalidTrialError
-from autotune.execution.exported import check_exported, experiment_yaml
+from autotune.execution.exported import check_exported, exported_experiment
 from autotune.execution.settings import study_name
 from autotune.space import Suggestion
 from autotune.tune_study import _LISTED, tune_command
@@ -210,8 +210,7 @@ def test_an_exported_experiment_composes_to_what_was_found(
     line: list[str], values: dict[str, object], folder: str
 ) -> None:
     composer, point = Composer(line, [folder]), Suggestion(values)
-    content = composer.experiment_of(point, seed=5)
-    text = experiment_yaml(content, comments=["found"])
+    text, _ = exported_experiment(composer, point, 5, comments=["found"])
     assert text.startswith("# @package _global_\n# found\n")
     path = Path(folder) / "experiment" / "vision" / "exported.yaml"
     path.parent.mkdir()

@@ -1,5 +1,8 @@
-"""What a study's folder holds of its winner besides ``best.yaml``."""
+"""What a study's folder holds of its winner besides ``best.yaml``: a program or arguments, and the
+weights of which run.
+"""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -7,7 +10,16 @@ from hydra.core.config_store import ConfigStore
 
 from autotune.config.compose import Composer
 from autotune.errors import ConfigError
-from autotune.execution.exported import compose_exported, write_program
+from autotune.execution.exported import (
+    WEIGHTS,
+    compose_exported,
+    keep_best_weights,
+    keep_first_weights,
+    run_weights_path,
+    write_program,
+)
+from autotune.outcome import Outcome
+from tests.support.records import make_result
 
 _TEXT = "# @package _global_\ndefaults: [cnn, {override /optimizer: adamw}, _self_]\nseed: 7\n"
 
@@ -58,3 +70,54 @@ def test_a_winner_of_a_function_leaves_its_arguments_and_its_call(tmp_path: Path
         == f"# Best of study {tmp_path.name}: train(lr=0.03, widths=[8, 16], name='plain')\n"
         "lr: 0.03\nwidths:\n- 8\n- 16\nname: plain\n"
     )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A study whose configurations 3 and 7 ran on two seeds each.
+
+    The first one reached the target on the second one only.
+    """
+    run_weights_path(tmp_path, "").parent.mkdir()
+    leave(tmp_path, 3, Outcome.MISSED, Outcome.REACHED)
+    leave(tmp_path, 7, Outcome.REACHED, Outcome.REACHED)
+    return tmp_path
+
+
+def leave(folder: Path, trial: int, *outcomes: Outcome, order: Sequence[int] = (0, 1)) -> None:
+    """Leave the weights of a configuration's runs, which end in the given order, with outcomes."""
+    results = {number: make_result(trial, outcomes[number]) for number in order}
+    for index, number in enumerate(order):
+        run = f"confirm-{trial}-{number}"
+        run_weights_path(folder, run).write_text(f"weights of {run}")
+        earlier = [results[other] for other in order[:index] if other < number]
+        keep_first_weights(folder, run, results[number], earlier=earlier)
+
+
+@pytest.mark.parametrize(("outcome", "kept"), [(Outcome.REACHED, 0), (Outcome.MISSED, 1)])
+def test_a_run_of_an_earlier_round_that_ends_later_counts_as_the_first(
+    tmp_path: Path, outcome: Outcome, kept: int
+) -> None:
+    run_weights_path(tmp_path, "").parent.mkdir()
+    leave(tmp_path, 5, outcome, Outcome.REACHED, order=(1, 0))
+    keep_best_weights(tmp_path, 5)
+    assert (tmp_path / WEIGHTS).read_text() == f"weights of confirm-5-{kept}"
+
+
+@pytest.mark.parametrize(("best", "run"), [(3, "confirm-3-1"), (7, "confirm-7-0")])
+def test_the_best_configurations_first_run_that_reached_is_kept_and_nothing_else(
+    folder: Path, best: int, run: str
+) -> None:
+    keep_best_weights(folder, best)
+    assert (folder / WEIGHTS).read_text() == f"weights of {run}"
+    assert [path.name for path in run_weights_path(folder, "").parent.iterdir()] == [
+        f"trial-{best}.safetensors"
+    ]
+
+
+def test_weights_of_an_earlier_winner_do_not_pass_for_the_new_ones(folder: Path) -> None:
+    keep_best_weights(folder, 7)
+    # on a machine that has not this folder
+    keep_first_weights(folder, "confirm-9-0", make_result(9, Outcome.REACHED), earlier=[])
+    keep_best_weights(folder, 9)
+    assert not (folder / WEIGHTS).exists()

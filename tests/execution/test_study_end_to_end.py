@@ -110,7 +110,6 @@ def test_a_study_ends_with_what_it_found_and_what_to_type_next(study: Whole) -> 
     said = study.ended.stdout
     assert re.search(r"baseline +[\d.]+ s \(mean of 2 runs\)", said)
     assert "python -m autotune export study=whole as=cnn_smoke_best --config-dir my_conf" in said
-    assert "python -m autotune train experiment=cnn_smoke_best --config-dir my_conf" in said
     assert f"search.num_trials={2 * _NUM_TRIALS}" in said
 
 

@@ -27,7 +27,7 @@ TRACK = """
 import logging, sys
 from functools import partial
 from pathlib import Path
-from autotune.execution.best_weights import best_model
+from autotune.execution.exported import exported_model
 from autotune.tracking.mlflow_tracker import MlflowTracker
 from autotune.tracking.tracker import StudyEnd, StudyInfo
 
@@ -38,7 +38,7 @@ info = StudyInfo(
 )
 for path in sys.argv[2:]:
     tracker = MlflowTracker(info, uri=sys.argv[1])
-    tracker.close(StudyEnd(status="FINISHED", make_model=partial(best_model, Path(path), ())))
+    tracker.close(StudyEnd(status="FINISHED", make_model=partial(exported_model, Path(path), ())))
 """
 
 
