@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from autotune.errors import AutotuneError
 from autotune.files import make_folder
 from autotune.recording import read_recording
-from autotune.reporting.concluded_study import read_concluded_study
+from autotune.reporting.concluded_study import read_concluded_study, readable
 from autotune.reporting.study_files import StudyTables, read_summary
 from autotune.space import SearchSpace
 from tests.support.fuzz import changed_bytes, examples
@@ -114,7 +114,8 @@ def test_result_files_with_changed_bytes_are_read_or_refused_in_one_line(
     folder: Path, name: str, data: st.DataObject
 ) -> None:
     def read() -> None:
-        read_concluded_study(folder)
+        with readable(folder):
+            read_concluded_study(folder)
         resumed = make_folder(folder.parent / "resumed")
         shutil.copy(folder / "trace.csv", resumed)
         StudyTables(resumed, SearchSpace(), [], {})
@@ -133,6 +134,8 @@ def test_a_summary_with_changed_values_is_read_or_refused_in_one_line(
 
     def read() -> None:
         read_summary(folder / "summary.json")
-        read_concluded_study(folder)
+        with readable(folder):
+            study = read_concluded_study(folder)
+            _ = study.arms, study.speed_up
 
     read_with(folder, "summary.json", content, read)
