@@ -338,13 +338,9 @@ class PhaseClock:
     def __init__(self) -> None:
         self._synchronize: Callable[[], None] = lambda: None
         self._read_joules: Callable[[], float] | None = None
-        self._counter_joules = 0.0
-        self._seconds = dict.fromkeys(Phase, 0.0)
-        self._joules = dict.fromkeys(Phase, math.nan)
-        self.reused_build_seconds = 0.0
-        """Seconds of the build phase that were charged, not spent."""
+        self._counter_joules = self._since = 0.0
         self._phase: Phase | None = None
-        self._since = 0.0
+        self.reset()
 
     def attach(
         self, synchronize: Callable[[], None], read_joules: Callable[[], float] | None = None
@@ -391,6 +387,7 @@ class PhaseClock:
         self._seconds = dict.fromkeys(Phase, 0.0)
         self._joules = dict.fromkeys(Phase, 0.0 if self._read_joules else math.nan)
         self.reused_build_seconds = 0.0
+        """Seconds of the build phase that were charged, not spent."""
 
     def charge(self, seconds: float, joules: float | None) -> None:
         """Add to the build phase what an earlier training spent to build, and this training uses

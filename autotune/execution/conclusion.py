@@ -51,6 +51,7 @@ from autotune.reporting.study_files import (
     write_trials,
 )
 from autotune.reporting.terminal import format_metric, print_summary, verdict_rows
+from autotune.search.outlook import NUM_AHEAD
 from autotune.space import Suggestion
 from autotune.tracking.tracker import StudyEnd, browse_command
 from autotune.training.capabilities import versions
@@ -407,7 +408,7 @@ class _Conclusion:
         better = "faster" if self.plan.score_format.is_time else "better"
         trainings = math.ceil(outlook.cost / (outlook.gain * score))
         return (
-            f"{outlook.num_trials} more trials: expected {outlook.gain:.1%} {better},"
+            f"{NUM_AHEAD} more trials: expected {outlook.gain:.1%} {better},"
             f" {outlook.device_seconds:.3g} device-seconds, worth it from {trainings:,} trainings"
             " on"
         )

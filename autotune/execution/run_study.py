@@ -35,6 +35,7 @@ from autotune.files import make_folder
 from autotune.measurement import TrialResult
 from autotune.reporting.runs_terminal import RunsDisplay
 from autotune.reporting.study_files import StudyTables
+from autotune.search.outlook import NUM_AHEAD
 from autotune.search.points import num_points
 from autotune.search.scheduler import Done
 from autotune.search.study import confirmations, store_confirmation
@@ -227,7 +228,7 @@ def _tell_why_it_ends(live: LiveStudy, done: Done | None) -> None:
         trainings = plan.config.search.expected_trainings or 0
         saved = scale.format(trainings * outlook.saving)
         live.display.note(
-            f"the search ends: {outlook.num_trials} more trials cost {scale.format(outlook.cost)}"
+            f"the search ends: {NUM_AHEAD} more trials cost {scale.format(outlook.cost)}"
             f" and are expected to save {saved} over {trainings:,} trainings"
         )
     if done == Done("exhausted"):

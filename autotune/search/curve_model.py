@@ -84,11 +84,12 @@ class GaussianProcess:
     """
 
     def __init__(self, num_features: int, *, of_curves: bool = False) -> None:
-        self._num_features, self._of_curves = num_features, of_curves
-        self._kernel: Kernel | None = None
+        self._kernel = (_curve_kernel if of_curves else _rate_kernel)(num_features)
+        self._prior = self._kernel.theta
         self._learning: Future[Array] | None = None
         self._fits_until_learnt = 0
-        self._studies: list[int] = []
+        self._studies: list[int] | None = None
+        """Indices of the studies whose prior means the rows support; None before the first fit."""
 
     @property
     def uses_prior_means(self) -> bool:
@@ -106,33 +107,15 @@ class GaussianProcess:
         before that.
         """
         use_one_thread()
-        prior_means = _none(rows) if prior_means is None else prior_means
-        if self._kernel is None:
-            self._kernel = (_curve_kernel if self._of_curves else _rate_kernel)(self._num_features)
-            self._prior = self._kernel.theta
+        if prior_means is None:
+            prior_means = np.zeros((len(rows), 0))
+        if self._studies is None:
             self._studies = list(range(prior_means.shape[1]))
         self._fits_until_learnt -= 1
         if self._learning is not None and (learn is not None or self._fits_until_learnt <= 0):
-            self._kernel, self._learning = (
-                self._kernel.clone_with_theta(self._learning.result()),
-                None,
-            )
-            self._studies = list(range(prior_means.shape[1]))
-            while self._studies:
-                process = _ConditionedProcess(
-                    self._kernel, rows, values, prior_means, self._studies
-                )
-                if (process.weights > 0).all():
-                    without = _ConditionedProcess(self._kernel, rows, values, prior_means, [])
-                    self._studies = (
-                        self._studies if process.log_likelihood > without.log_likelihood else []
-                    )
-                    break
-                self._studies = [
-                    study
-                    for study, weight in zip(self._studies, process.weights, strict=True)
-                    if weight > 0
-                ]
+            self._kernel = self._kernel.clone_with_theta(self._learning.result())
+            self._learning = None
+            self._studies = _supported_studies(self._kernel, rows, values, prior_means)
         self._process = _ConditionedProcess(self._kernel, rows, values, prior_means, self._studies)
         if learn is not None:
             self._learning = _background().submit(self._process.learn, learn, self._prior)
@@ -140,11 +123,23 @@ class GaussianProcess:
 
     def predict(self, rows: Array, prior_means: Array | None = None) -> tuple[Array, Array]:
         """Mean and standard deviation ``[rows]``, noise included."""
-        return self._process.predict(rows, _none(rows) if prior_means is None else prior_means)
+        if prior_means is None:
+            prior_means = np.zeros((len(rows), 0))
+        return self._process.predict(rows, prior_means)
 
 
-def _none(rows: Array) -> Array:
-    return np.zeros((len(rows), 0))
+def _supported_studies(kernel: Kernel, rows: Array, values: Array, prior_means: Array) -> list[int]:
+    studies = list(range(prior_means.shape[1]))
+    while studies:
+        process = _ConditionedProcess(kernel, rows, values, prior_means, studies)
+        positive = [
+            study for study, weight in zip(studies, process.weights, strict=True) if weight > 0
+        ]
+        if positive == studies:
+            without = _ConditionedProcess(kernel, rows, values, prior_means, [])
+            return studies if process.log_likelihood > without.log_likelihood else []
+        studies = positive
+    return []
 
 
 def _curve_kernel(num_features: int) -> Kernel:
@@ -188,12 +183,9 @@ class _ConditionedProcess:
             kernel = kernel + ConstantKernel(self._variance, "fixed") * _OnColumns(
                 rows.shape[1], len(studies), DotProduct(0.0, "fixed")
             )
-        self._kernel, self._inputs, self._targets = (
-            kernel,
-            self._columns(rows, prior_means),
-            (rest - self._mean) / self._scale,
-        )
-        self._regressor = _Regressor(kernel, alpha=1e-6, optimizer=None).fit(
+        self._kernel, self._inputs = kernel, self._columns(rows, prior_means)
+        self._targets = (rest - self._mean) / self._scale
+        self._regressor = GaussianProcessRegressor(kernel, alpha=1e-6, optimizer=None).fit(
             self._inputs, self._targets
         )
 
@@ -208,7 +200,7 @@ class _ConditionedProcess:
 
         The logarithms have a normal prior around ``prior``, with a standard deviation of 1.4.
         """
-        process = _Regressor(self._kernel, alpha=1e-6, optimizer=None).fit(
+        process = GaussianProcessRegressor(self._kernel, alpha=1e-6, optimizer=None).fit(
             self._inputs[rows], self._targets[rows]
         )
 
@@ -240,9 +232,7 @@ class _ConditionedProcess:
     @property
     def log_likelihood(self) -> float:
         """Log likelihood of the values, up to a constant that depends only on their number."""
-        of_targets = -0.5 * float(self._targets @ self._regressor.alpha_) - float(
-            np.log(np.diag(self._regressor.L_)).sum()
-        )
+        of_targets = float(self._regressor.log_marginal_likelihood_value_)
         return of_targets - len(self._targets) * math.log(self._scale)
 
     def _columns(self, rows: Array, prior_means: Array) -> Array:
@@ -253,22 +243,6 @@ class _ConditionedProcess:
     def _offset(self, prior_means: Array) -> Array:
         offsets: Array = (prior_means[:, self._studies] - self._centres).sum(axis=1)
         return self._weight * offsets
-
-
-class _Regressor(GaussianProcessRegressor):  # type: ignore[misc]  # scikit-learn has no types
-    """A regressor whose ``fit`` skips the likelihood, which takes as long as all the rest of it
-    and is rarely needed.
-    """
-
-    def log_marginal_likelihood(
-        self, theta: Array | None = None, eval_gradient: bool = False, clone_kernel: bool = True
-    ) -> Any:
-        """The log likelihood with its gradient; NaN unless the gradient is asked for."""
-        return (
-            super().log_marginal_likelihood(theta, eval_gradient, clone_kernel)
-            if eval_gradient
-            else math.nan
-        )
 
 
 def _squared(amplitude: float) -> Kernel:

@@ -28,9 +28,8 @@ NUM_AHEAD = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """What a number of further trials is expected to bring, and to cost."""
+    """What ``NUM_AHEAD`` further trials are expected to bring, and to cost."""
 
-    num_trials: int
     gain: float
     """Share by which the best score is expected to fall: 0.03 for 3%."""
     saving: float
@@ -58,34 +57,30 @@ def outlook(
     objective: Objective,
     last: Mapping[int, Evaluation],
     scores: Mapping[int, float],
-    num_trials: int = NUM_AHEAD,
 ) -> Outlook | None:
-    """What further trials are expected to bring.
+    """What ``NUM_AHEAD`` further trials are expected to bring.
 
     None while no trial has reached the target, or if scores are no costs.
 
     Args:
         last: the last evaluation of every trial that has been evaluated, by trial number.
         scores: the score of every trial that reached the target.
-        num_trials: number of further trials.
     """
     if not scores or not has_costs(objective):
         return None
     first = next(position for position, trial in enumerate(sorted(last), 1) if trial in scores)
-    share = -math.expm1(-expected_gain(len(last), first=first, num_trials=num_trials))
+    share = -math.expm1(-expected_gain(len(last), first=first, num_trials=NUM_AHEAD))
     costs = [objective.lower_bound(evaluation) for evaluation in last.values()]
     seconds = [
         (evaluation.warm_seconds + evaluation.spent_build_seconds) * evaluation.num_workers
         for evaluation in last.values()
     ]
     cost, device_seconds = (
-        math.fsum(amounts) / len(last) * num_trials for amounts in (costs, seconds)
+        math.fsum(amounts) / len(last) * NUM_AHEAD for amounts in (costs, seconds)
     )
-    best = min(scores.values())
     return Outlook(
-        num_trials=num_trials,
         gain=share,
-        saving=share * best,
+        saving=share * min(scores.values()),
         cost=cost,
         device_seconds=device_seconds,
     )

@@ -56,10 +56,10 @@ class UnitCube:
     """
 
     def __init__(self, space: SearchSpace) -> None:
-        self.num_options: list[int] = []
+        self._coordinates = list(_coordinates(space))
+        self.num_options = [coordinate.num_options for coordinate in self._coordinates]
         """Number of options of each coordinate that is a category, 0 for a coordinate that is a
         number."""
-        self._coordinates = self._coordinates_of(space)
         of_features = [
             (index, option if count else np.nan)
             for index, count in enumerate(self.num_options)
@@ -73,29 +73,17 @@ class UnitCube:
         """Coordinate of each feature, and the option that a one-hot feature is about; NaN for a
         number."""
 
-    def _coordinates_of(self, space: SearchSpace) -> "list[_Number | _Option]":
-        coordinates: list[_Number | _Option] = []
-        for key, parameter in space.parameters.items():
-            index = len(self.num_options)
-            self.num_options.append(0)
-            if isinstance(parameter, Choice):
-                self.num_options[index] = 0 if is_ranked(parameter) else len(parameter.options)
-                beneath = {
-                    override_text(value): self._coordinates_of(opened)
-                    for value, opened in parameter.options
-                }
-                coordinates.append(_Option(key, index, _encoded_options(parameter), beneath))
-            else:
-                coordinates.append(_Number(key, index, parameter))
-        return coordinates
-
     def encode(self, points: Sequence[Suggestion]) -> Array:
         """Coordinates ``[points, parameters]`` of points, NaN where a parameter's branch is not
         open.
         """
-        encoded = np.full((len(points), len(self.num_options)), np.nan)
+        encoded = np.full((len(points), len(self._coordinates)), np.nan)
         for row, point in zip(encoded, points, strict=True):
-            _fill(row, self._coordinates, point.values)
+            values = point.values
+            options = {(key, override_text(value)) for key, value in values.items()}
+            for index, coordinate in enumerate(self._coordinates):
+                if coordinate.key in values and coordinate.branch <= options:
+                    row[index] = coordinate.encode(values[coordinate.key])
         return encoded
 
     def features(self, encoded: Array) -> Array:
@@ -142,14 +130,25 @@ def _random_codes(num_options: int) -> Array:
 
 
 @dataclass(frozen=True)
-class _Number:
-    """The coordinate of a numeric parameter."""
+class _Coordinate:
+    """The coordinate of a parameter."""
 
     key: str
-    index: int
-    parameter: Float | Int | PowerOfTwo
+    parameter: Parameter
+    branch: frozenset[tuple[str, str]]
+    """Keys and options, by their texts, of the choices that open the parameter's branch."""
+    codes: Mapping[str, float]
+    """Encoded value of each option of a choice, by the option's text."""
+
+    @property
+    def num_options(self) -> int:
+        """Number of options of a category, 0 for a number."""
+        is_number = not isinstance(self.parameter, Choice) or is_ranked(self.parameter)
+        return 0 if is_number else len(self.codes)
 
     def encode(self, value: Any) -> float:
+        if isinstance(self.parameter, Choice):
+            return self.codes[override_text(value)]
         low, high = self.parameter.low, self.parameter.high
         if high == low:
             return _NOT_OPEN
@@ -158,29 +157,16 @@ class _Number:
         return float(min(1.0, max(0.0, (value - low) / (high - low))))
 
 
-@dataclass(frozen=True)
-class _Option:
-    """The coordinate of a choice: the encoded value of each option and the coordinates beneath
-    it, by the option's text.
-    """
-
-    key: str
-    index: int
-    encoded: Mapping[str, float]
-    beneath: "Mapping[str, list[_Number | _Option]]"
-
-
-def _fill(row: Array, coordinates: "list[_Number | _Option]", values: Mapping[str, Any]) -> None:
-    for coordinate in coordinates:
-        if coordinate.key not in values:
-            continue
-        value = values[coordinate.key]
-        if isinstance(coordinate, _Number):
-            row[coordinate.index] = coordinate.encode(value)
+def _coordinates(
+    space: SearchSpace, branch: frozenset[tuple[str, str]] = frozenset()
+) -> Iterator[_Coordinate]:
+    for key, parameter in space.parameters.items():
+        if isinstance(parameter, Choice):
+            yield _Coordinate(key, parameter, branch, _encoded_options(parameter))
+            for value, opened in parameter.options:
+                yield from _coordinates(opened, branch | {(key, override_text(value))})
         else:
-            text = override_text(value)
-            row[coordinate.index] = coordinate.encoded[text]
-            _fill(row, coordinate.beneath[text], values)
+            yield _Coordinate(key, parameter, branch, {})
 
 
 def _encoded_options(choice: Choice) -> dict[str, float]:

@@ -91,20 +91,19 @@ def open_study(
     """
     quiet_optuna()
     folder.mkdir(parents=True, exist_ok=True)
-    storage, sampler_for_now = (
-        open_storage(folder, storage_url, is_owner=True),
-        optuna.samplers.RandomSampler(),
-    )
     study = optuna.create_study(
-        study_name=name, storage=storage, sampler=sampler_for_now, load_if_exists=True
+        study_name=name,
+        storage=open_storage(folder, storage_url, is_owner=True),
+        sampler=optuna.samplers.RandomSampler(),  # until it is known how many trials there are
+        load_if_exists=True,
     )
     if not study.get_trials(deepcopy=False):
         _check_has_no_results(name, folder, storage_url)
     _check_format(name, study)
-    stored = study.user_attrs.get(_DEFINITION)
+    stored = study_definition(study)
     # as a storage returns it: tuples are lists, keys are text
     wanted: dict[str, Any] = json.loads(json.dumps(definition))
-    if stored is None:
+    if not stored:
         study.set_user_attr(_FORMAT, FORMATS["study"])
         study.set_user_attr(_DEFINITION, wanted)
     elif (difference := first_difference(without_secrets_in(stored), wanted)) is not None:
@@ -160,9 +159,10 @@ def study_definition(study: Study) -> dict[str, Any]:
 def stored_recording(
     entry: str, *, studies: Path, storage_url: str | None
 ) -> tuple[str, Recording] | None:
-    """Name and recording of a study that was interrupted or still runs, made of its storage.
+    """Name and recording of a study, made of its storage, which has more than its folder if it was
+    interrupted or still runs.
 
-    None if its folder has all, or it has none.
+    None if it has no storage here.
 
     Args:
         entry: name of the study, or its folder.
@@ -175,22 +175,11 @@ def stored_recording(
     """
     places = (user_path(entry), studies / entry)
     folder = next((folder for folder in places if (folder / JOURNAL).is_file()), None)
-    recordings = [
-        place / path
-        for place in places
-        for path in ("study.yaml", "recording/study.yaml")
-        if (place / path).is_file()
-    ]
-    if folder is not None:
-        is_recorded = any(
-            path.stat().st_mtime >= (folder / JOURNAL).stat().st_mtime for path in recordings
-        )
-    else:
-        is_recorded = (
-            bool(recordings) or storage_url is None or re.fullmatch(_RUN_ID, entry) is not None
-        )
-    if is_recorded:
-        return None
+    if folder is None:
+        recordings = ("study.yaml", "recording/study.yaml")
+        is_recorded = any((place / path).is_file() for place in places for path in recordings)
+        if is_recorded or storage_url is None or re.fullmatch(_RUN_ID, entry):
+            return None
     name = (folder or studies / entry).resolve().name
     study = read_study(name, folder or studies / name, storage_url=None if folder else storage_url)
     definition = study_definition(study)
@@ -205,9 +194,9 @@ def stored_recording(
                 baseline=baseline_number(study),
             )
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            reason_told = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise StudyError(
-                f"study={name}: the storage does not hold what a study writes ({reason_told})"
+                f"study={name}: the storage does not hold what a study writes ({reason})"
             ) from error
         return name, read_recording(Path(recording))
 
