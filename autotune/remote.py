@@ -114,23 +114,6 @@ def fetched(location: str, key: str) -> Path:
     return folder / name
 
 
-def upload(file: Path, location: str, key: str) -> None:
-    """Replace the file at a URL by a copy of a file of this machine.
-
-    Readers see the old one or the new one.
-
-    Raises:
-        DataError: the file at the URL cannot be written.
-    """
-    with _opened(location, key) as (filesystem, path):
-        if location.startswith("http"):
-            filesystem.put_file(str(file), path, method="put")
-            return
-        filesystem.makedirs(path.rpartition("/")[0] or "/", exist_ok=True)
-        filesystem.put_file(str(file), f"{path}.part")
-        filesystem.mv(f"{path}.part", path)
-
-
 def download_files(checksums: Mapping[str, str], folder: Path, absent: str) -> None:
     """Download official files into a folder.
 

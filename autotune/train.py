@@ -6,10 +6,9 @@ Exit code 0: the target was reached; 3: it was not reached; 2: bad input.
 
 import logging
 import math
-import shutil
 import sys
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,12 +26,12 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, WorkerError
 from autotune.execution.process_group import ProcessGroup
 from autotune.execution.task import TrialTask
-from autotune.files import STATE_FILE, WEIGHTS_FILE
+from autotune.files import WEIGHTS_FILE
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import Objective, check_measured
 from autotune.outcome import Outcome
 from autotune.redaction import LogFormatter
-from autotune.remote import fetched, is_file, is_remote, upload, user_path
+from autotune.remote import refuse_url, user_path
 
 _EPILOG = "An exported experiment runs by name: autotune train experiment=NAME --config-dir DIR"
 
@@ -58,26 +57,24 @@ def train_command(arguments: Sequence[str]) -> int:
         "num_threads": capabilities.cpus_per_worker(config, composed.config.cluster, machine),
         "score_test": True,
     }
-    with ExitStack() as stack:
-        send = None if location is None else _kept_at(location, config, arguments, settings, stack)
-        sources.train_missing_sources(composer, lambda line: print(line, flush=True))
-        run.check_training(config)
-        objective = build(composed.config.objective, config.allowed_targets, "objective")
-        check_measured(objective, [machine.device_of(config)])
-        print(f"device: {capabilities.describe_device(config, machine)}", flush=True)
-        training = (
-            run.start_training(config, **settings)
-            if config.num_workers == 1
-            else _train_in_ranks(
-                config,
-                settings["num_threads"],
-                is_on_gpu=capabilities.uses_cuda(config, machine),
-                num_gpus=machine.num_gpus,
-            )
+    if location is not None:
+        settings |= _kept_at(location, config, arguments)
+    sources.train_missing_sources(composer, lambda line: print(line, flush=True))
+    run.check_training(config)
+    objective = build(composed.config.objective, config.allowed_targets, "objective")
+    check_measured(objective, [machine.device_of(config)])
+    print(f"device: {capabilities.describe_device(config, machine)}", flush=True)
+    training = (
+        run.start_training(config, **settings)
+        if config.num_workers == 1
+        else _train_in_ranks(
+            config,
+            settings["num_threads"],
+            is_on_gpu=capabilities.uses_cuda(config, machine),
+            num_gpus=machine.num_gpus,
         )
-        last, outcome, test_metric = _follow(
-            training, config.target.metric, send, device.is_out_of_memory
-        )
+    )
+    last, outcome, test_metric = _follow(training, config.target.metric, device.is_out_of_memory)
     print(f"outcome {outcome}: {config.target}")
     if last is not None:
         early = last.reused_build_seconds
@@ -117,45 +114,27 @@ def _described_score(objective: Objective, config: TrialConfig, last: Evaluation
     return f"{score:.3f}" if unit in ("", "s") else f"{score:.4g} {unit}"
 
 
-def _kept_at(
-    location: str,
-    config: TrialConfig,
-    arguments: Sequence[str],
-    settings: dict[str, Any],
-    stack: ExitStack,
-) -> Callable[[str], None] | None:
-    """Have a training keep its state and weights at ``checkpoint.folder``, from where an earlier
-    state is fetched.
-
-    Returns:
-        What sends a file of the training's folder to the URL; None for a folder of this machine.
+def _kept_at(location: str, config: TrialConfig, arguments: Sequence[str]) -> dict[str, Any]:
+    """Settings of a training that keeps its state and weights at ``checkpoint.folder``, and goes on
+    from a state that is there.
 
     Raises:
-        ConfigError: the training is of a kind that keeps no checkpoint here.
+        ConfigError: the folder is a URL, or the training is of a kind that keeps no checkpoint here.
     """
     key = "checkpoint.folder"
+    refuse_url(location, key)
     if config.training is not None:
         raise ConfigError(f"{key}: a custom training function keeps its own state; set {key}=null")
     if config.num_workers > 1:
         raise ConfigError(
             f"{key}: is not supported with parallelism.num_workers={config.num_workers}"
         )
-    folder, send = user_path(location), None
-    if is_remote(location):
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="autotune-")))
-        if is_file(f"{location}/{STATE_FILE}", key):
-            shutil.copyfile(fetched(f"{location}/{STATE_FILE}", key), folder / STATE_FILE)
-
-        def send(name: str) -> None:
-            if (folder / name).is_file():
-                upload(folder / name, f"{location}/{name}", key)
-
-    settings |= {
+    folder = user_path(location)
+    return {
         "state_folder": folder,
         "weights_path": folder / WEIGHTS_FILE,
         "origin": {"command": list(arguments)},
     }
-    return send
 
 
 def _train_in_ranks(
@@ -205,13 +184,9 @@ def _train_in_ranks(
 def _follow(
     training: Generator[Evaluation, None, float | None],
     metric: str,
-    send: Callable[[str], None] | None,
     is_out_of_memory: Callable[[BaseException], bool],
 ) -> tuple[Evaluation | None, Outcome, float | None]:
-    """Print every evaluation and send checkpoints to their URL.
-
-    Return last evaluation, outcome and metric on the test split.
-    """
+    """Print every evaluation; return the last one, the outcome and the metric on the test split."""
     last, outcome = None, Outcome.MISSED
     try:
         while True:
@@ -224,11 +199,7 @@ def _follow(
                 flush=True,
             )
             outcome = last.outcome or outcome
-            if send is not None:
-                send(STATE_FILE)
     except StopIteration as ended:
-        if send is not None:
-            send(WEIGHTS_FILE)
         return last, outcome, ended.value
     except Exception as error:
         if not is_out_of_memory(error):

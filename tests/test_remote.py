@@ -24,7 +24,6 @@ from autotune.remote import (
     is_url,
     paused_while_waiting,
     refuse_url,
-    upload,
     user_path,
 )
 from autotune.workloads.splits import memory_mapped
@@ -144,15 +143,6 @@ def test_a_fetch_that_breaks_off_leaves_no_file(
 
 def upload_bytes(memory: str, content: bytes) -> None:
     fsspec.filesystem("memory").pipe(f"{memory}/a", content)
-
-
-def test_files_are_written(memory: str, server: Server, tmp_path: Path, cache: Path) -> None:
-    (tmp_path / "local").write_bytes(b"state")
-    for folder in (memory, server.url):
-        upload(tmp_path / "local", f"{folder}/run/state", "checkpoint.folder")
-        assert fetched(f"{folder}/run/state", KEY).read_bytes() == b"state"
-    with pytest.raises(DataError, match=rf"^checkpoint\.folder: {server.url}/secret/state: "):
-        upload(tmp_path / "local", f"{server.url}/secret/state", "checkpoint.folder")
 
 
 def test_data_sets_are_the_same_from_a_path_and_from_a_url(

@@ -2,26 +2,20 @@
 experiment.
 """
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
+import fsspec
 import pytest
 
 from autotune.config.command_line import EXIT_BAD_INPUT, EXIT_NOT_REACHED
 from autotune.errors import ConfigError, DataError
 from autotune.train import train_command
-from tests.support.served import Server
 from tests.support.toy import TOY
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-
-
-def no_images() -> dict[str, Any]:
-    pytest.fail("the data was read")
 
 
 @pytest.fixture
@@ -93,48 +87,30 @@ def test_bad_input_is_refused(toy: list[str], arguments: list[str], said: str) -
         train_command(arguments)
 
 
-def test_a_training_kept_at_a_url_goes_on_from_there(
-    toy: list[str], memory: str, capsys: pytest.CaptureFixture[str]
+def test_a_training_that_is_kept_goes_on_from_there_and_no_other_does(
+    toy: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [*toy, "target.value=2", "epochs=2", f"checkpoint.folder={memory}/run"]
+    command = [*toy, "target.value=2", "epochs=2", f"checkpoint.folder={tmp_path}/run"]
     assert train_command(command) == EXIT_NOT_REACHED
     first = capsys.readouterr().out
-    assert f"weights: {memory}/run/weights.safetensors" in first
+    assert f"weights: {tmp_path}/run/weights.safetensors" in first
     assert train_command(command) == EXIT_NOT_REACHED
     again = capsys.readouterr().out
     assert again.splitlines()[1] == first.splitlines()[2], "it had ended, and says so again"
-
-
-def test_a_state_of_another_training_is_refused_by_its_url(toy: list[str], memory: str) -> None:
-    command = [*toy, "target.value=2", "epochs=1", f"checkpoint.folder={memory}/run"]
-    train_command(command)
     with pytest.raises(DataError, match="holds a training with another seed"):
         train_command([*command, "seed=5"])
 
 
-@pytest.mark.parametrize("folder", ["s3x://bucket/run", "http://127.0.0.1:9/run"])
-def test_a_folder_that_nothing_can_be_kept_in_is_refused_before_anything_is_read(
-    toy: list[str], folder: str
-) -> None:
-    with pytest.raises(DataError, match=rf"^checkpoint\.folder: {folder}/state"):
-        train_command(
-            [
-                *toy,
-                f"allowed_targets=[{__name__}]",
-                f"data._target_={__name__}.no_images",
-                f"checkpoint.folder={folder}",
-            ]
-        )
-
-
 @pytest.mark.slow
 def test_a_training_starts_from_weights_at_a_url(
-    toy: list[str], memory: str, cache: Path, capsys: pytest.CaptureFixture[str]
+    toy: list[str], memory: str, cache: Path, tmp_path: Path
 ) -> None:
+    kept = tmp_path / "run"
     assert (
-        train_command([*toy, "target.value=2", "epochs=1", f"checkpoint.folder={memory}/run"])
+        train_command([*toy, "target.value=2", "epochs=1", f"checkpoint.folder={kept}"])
         == EXIT_NOT_REACHED
     )
+    fsspec.filesystem("memory").put(str(kept), f"{memory}/run", recursive=True)
     weights = f"technique.checkpoint={memory}/run/weights.safetensors"
     for technique in ("technique=transfer", "technique=distillation"):
         assert train_command([*toy, "target.value=0.5", "epochs=4", technique, weights]) == 0
@@ -144,7 +120,7 @@ def test_a_training_starts_from_weights_at_a_url(
         train_command([*toy, "technique=transfer", f"technique.checkpoint={memory}/run/other"])
 
 
-@pytest.mark.parametrize("key", ["study.folder=", "--config-dir="])
+@pytest.mark.parametrize("key", ["study.folder=", "checkpoint.folder=", "--config-dir="])
 def test_what_takes_no_url_says_so(
     toy: list[str], key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,42 +150,29 @@ def test_a_typo_is_answered_in_one_line() -> None:
 
 
 @pytest.mark.slow
-def test_a_training_that_was_ended_goes_on_at_its_url_in_another_process(
-    server: Server, tmp_path: Path
-) -> None:
-    environment = {**os.environ, "AUTOTUNE_CACHE": str(tmp_path / "cache")}
-    (server.folder / "table.csv").write_text(
-        "\n".join(["size,kind", *(f"{number % 7},{number % 2}" for number in range(400))])
-    )
+def test_a_training_that_was_killed_goes_on_in_another_process(tmp_path: Path) -> None:
     command = [
         "experiment=mlp",
         "device=cpu",
-        "data=csv",
-        f"data.path={server.url}/table.csv",
-        "data.target_column=kind",
         "target.value=-1",
         "epochs=5000",
         "evaluate_every_samples=10000",
-        f"checkpoint.folder={server.url}/run",
+        f"checkpoint.folder={tmp_path}/run",
     ]
 
     def begin() -> "subprocess.Popen[str]":
         return subprocess.Popen(
             [sys.executable, "-m", "autotune.train", *command],
             cwd=REPOSITORY,
-            env=environment,
             text=True,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
         )
 
     with begin() as begun:
         assert begun.stdout is not None
-        assert begun.stderr is not None
         assert begun.stdout.readline().startswith("device: ")
         seen = [int(begun.stdout.readline().split()[1]) for _ in range(3)]
         begun.kill()
-        assert begun.stderr.read().startswith(f"fetching {server.url}/table.csv ")
     with begin() as again:
         assert again.stdout is not None
         assert again.stdout.readline().startswith("device: ")
@@ -218,4 +181,3 @@ def test_a_training_that_was_ended_goes_on_at_its_url_in_another_process(
     assert first >= seen[1] + (seen[1] - seen[0]), (
         "it goes on after the last state that was written"
     )
-    assert [each for each in server.asked if each == "GET /table.csv"] == ["GET /table.csv"]

@@ -1,6 +1,4 @@
-"""Places at URLs for tests: fsspec's file system in memory, and a web server that takes files
-too.
-"""
+"""A web server for tests."""
 
 import threading
 from collections.abc import Iterator
@@ -11,35 +9,13 @@ from pathlib import Path
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Serves a folder, takes what is PUT there, and refuses what lies in folders called secret,
-    and reading from those called drop.
-    """
+    """Serves a folder, and refuses what lies in folders called secret."""
 
     def send_head(self):  # type: ignore[no-untyped-def]  # its own type is private
-        if "secret" in self.path or "drop" in self.path:
+        if "secret" in self.path:
             self.send_error(403)
             return None
         return super().send_head()
-
-    def do_PUT(self) -> None:
-        path = Path(self.translate_path(self.path))
-        if "secret" in self.path:
-            self.send_error(403)
-            return
-        content = b""
-        if "Content-Length" in self.headers:
-            content = self.rfile.read(int(self.headers["Content-Length"]))
-        else:  # in chunks, as aiohttp sends a file
-            while size := int(self.rfile.readline(), 16):
-                content += self.rfile.read(size)
-                self.rfile.readline()
-            self.rfile.readline()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.arriving")
-        part.write_bytes(content)
-        part.replace(path)
-        self.send_response(201)
-        self.end_headers()
 
     def log_message(self, *_: object) -> None:
         """Keep what was asked for, and print nothing."""
