@@ -10,16 +10,18 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from autotune.config.command_keys import own_key, own_keys_help, read_own_keys
 from autotune.config.command_line import composer_of, parse_command_line, print_config, run_main
-from autotune.config.experiments import names_experiment, shipped_folder
+from autotune.config.experiments import names_experiment
 from autotune.errors import ConfigError, FileError
 from autotune.execution.cluster import capabilities_of
 from autotune.execution.plan import plan_study
 from autotune.remote import refuse_url, user_path
 from autotune.reporting.study_files import write_json
 from autotune.reporting.terminal import output_console
+from autotune.yaml_files import yaml_text
 
 _PURPOSE = (
     "Say what this machine is, what its devices give, and what of a search space it cannot run."
@@ -27,8 +29,13 @@ _PURPOSE = (
 _OTHER_KEYS = """with experiment=NAME, any key of the configuration, as for autotune. What a
 study would leave out is then told of that experiment's search space; else of all precisions,
 search_spaces/runtime.yaml and parallelism.yaml."""
-_FACTS = ("num_cpus", "compute_capability")
 _ALL_OPTIONS = "all precisions, search_spaces/runtime.yaml and search_spaces/parallelism.yaml"
+_ALL_OVERRIDES = (
+    "experiment=cnn",
+    "search_space=[{precision:[default,tf32,bf16,fp16,pure_bf16,pure_fp16,fp8]},runtime,"
+    "parallelism]",
+)
+"""Overrides that take the search space of ``_ALL_OPTIONS``."""
 
 
 @dataclass(kw_only=True)
@@ -63,7 +70,7 @@ def diagnose_command(arguments: Sequence[str]) -> int:
             )
     has_experiment = names_experiment(overrides)
     if not has_experiment:
-        overrides = ("experiment=cnn", _all_options(), *overrides)
+        overrides = (*_ALL_OVERRIDES, *overrides)
     composer = composer_of(line, overrides)
     if print_config(line, composer):
         return 0
@@ -86,8 +93,8 @@ def diagnose_command(arguments: Sequence[str]) -> int:
         "rates": [asdict(rate) for rate in rates],
         "capability_filter": {"space": space, "left_out": list(plan.dropped)},
     }
-    for name, text in _lines(found):
-        console.print(f"{name:<14}{text}", soft_wrap=True, markup=False, highlight=False)
+    for text in _lines(found):
+        console.print(text, soft_wrap=True, markup=False, highlight=False)
     if rates:
         console.print(_table(found["rates"]))
     if output is not None:
@@ -98,50 +105,30 @@ def diagnose_command(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _all_options() -> str:
-    """Override that takes the search space of ``_ALL_OPTIONS``."""
-    files = (shipped_folder("conf") / "precision").glob("*.yaml")
-    names = sorted({path.stem for path in files} - {"default"})
-    return f"search_space=[{{precision:[default,{','.join(names)}]}},runtime,parallelism]"
-
-
-def _lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Lines of the diagnosis, each after its name; measured rates are in a table of their own."""
-    machine, left_out = found["machine"], found["capability_filter"]
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """Lines of the diagnosis; measured rates are in a table of their own."""
+    machine, load = found["machine"], found["load"]
     num_cpus = machine["processor"]["num_cpus"]
-    yield "host", machine["host"]
-    for name, devices in (("processor", [machine["processor"]]), ("GPU", machine["gpus"])):
-        for facts in devices:
-            others = [f"{key} {value}" for key, value in facts.items() if key in _FACTS]
-            memory = f"{facts['memory_bytes'] / 2**30:.1f} GiB"
-            yield name, ", ".join((facts["name"], *others, memory))
-    if not machine["gpus"]:
-        yield "GPU", machine["no_gpu_reason"] or "none found"
-    versions = {name: value for name, value in machine["versions"].items() if value is not None}
-    yield "versions", ", ".join(f"{name} {value}" for name, value in versions.items())
-    for name, key in (("system", "os"), ("cuDNN", "cudnn_version")):
-        yield name, found["environment"][key] or "none found"
-    if found["rates"] and found["load"] > 0.5 * num_cpus:
+    system = {key: found["environment"][key] for key in ("os", "cudnn_version")}
+    yield yaml_text({**machine, **system}, default_flow_style=None).rstrip()
+    if found["rates"] and load > 0.5 * num_cpus:
         yield (
-            "but",
-            f"busy: {found['load']:.1f} processes wanted these {num_cpus} CPUs in the last minute;"
-            " rates are of what they left",
+            f"busy: {load:.1f} processes wanted these {num_cpus} CPUs in the last minute; rates are"
+            " of what they left"
         )
-    for rate in found["rates"]:
-        if rate["per_second"] is None:
-            yield "not measured", f"{rate['kind']}, {rate['what']}: {rate['reason']}"
-    for line in left_out["left_out"] or ["nothing"]:
-        yield "left out", line
-    yield "", f"Left out is what a study would take out of {left_out['space']} here."
+    yield f"left out of {found['capability_filter']['space']} by a study here:"
+    yield from (f"  {line}" for line in found["capability_filter"]["left_out"] or ["nothing"])
 
 
 def _table(rates: Sequence[Mapping[str, Any]]) -> Table:
     table = Table("measured", "of", "rate", "ms", box=None, padding=(0, 2, 0, 0))
     for rate in rates:
+        speed, milliseconds = f"none: {rate['reason']}", ""
         if rate["per_second"] is not None:
             unit = "GFLOP/s" if rate["kind"] == "matrix product" else "GB/s"
             speed = f"{rate['per_second'] / 1e9:,.4g} {unit}"
-            table.add_row(rate["kind"], rate["what"], speed, f"{1e3 * rate['seconds']:.3g}")
+            milliseconds = f"{1e3 * rate['seconds']:.3g}"
+        table.add_row(rate["kind"], rate["what"], Text(speed), milliseconds)
     return table
 
 

@@ -4,7 +4,7 @@ HTML report again.
 
 The weights of the winner's first confirmation run that reached the target are copied beside the
 experiment, if workers could keep them. ``export script=FILE`` writes a plain PyTorch program that
-needs no autotune, and ``arguments=FILE`` the arguments of your own training function.
+needs no autotune.
 """
 
 import re
@@ -43,9 +43,6 @@ class ExportKeys:
     script: str | None = own_key(
         None, "the file of a program that trains it without autotune", shown="FILE.py"
     )
-    arguments: str | None = own_key(
-        None, "the file of the arguments of your own training function", shown="FILE.yaml"
-    )
     folder: str = own_key("outputs", "where studies are kept")
     overwrite: bool = own_key(False, "true replaces what has that name", shown="true")
 
@@ -72,8 +69,7 @@ def export_command(arguments: Sequence[str]) -> int:
     )
     own, others = read_own_keys(ExportKeys, line.overrides)
     refuse_other_keys(ExportKeys, others)
-    files = {"script": own.script, "arguments": own.arguments}
-    if own.experiment is None and not any(files.values()):
+    if own.experiment is None and own.script is None:
         raise ConfigError("as: missing; give as=EXPERIMENT with --config-dir, or script=FILE.py")
     if len(line.config_dirs) != (own.experiment is not None):
         raise ConfigError(
@@ -83,19 +79,17 @@ def export_command(arguments: Sequence[str]) -> int:
     refuse_url(own.folder, "folder")
     for folder in line.config_dirs:
         refuse_url(folder, "--config-dir")
-    for key, file in files.items():
-        refuse_url(file or "", key, "a file of this machine")
+    refuse_url(own.script or "", "script", "a file of this machine")
     study_folder = Path(own.folder) / own.study
     text = _best_yaml(study_folder)
     if own.experiment is not None:
         _export_experiment(own, line.config_dirs[0], study_folder, text)
     if own.script is not None:
-        path, _ = _copy(study_folder / "best.py", own.script, overwrite=own.overwrite)
+        source, path = study_folder / "best.py", user_path(own.script)
+        if not source.is_file():
+            raise StudyError(f"{source}: is not there; the study's summary says why")
+        _write(path, source.read_text(encoding="utf-8"), overwrite=own.overwrite)
         print(f"run it: python {shlex.quote(str(path))}")
-    if own.arguments is not None:
-        kept = study_folder / "best_arguments.yaml"
-        _, text = _copy(kept, own.arguments, overwrite=own.overwrite)
-        print(text.partition("\n")[0].removeprefix("# "))
     return 0
 
 
@@ -125,15 +119,6 @@ def _export_experiment(own: ExportKeys, config_dir: str, study_folder: Path, tex
     for folder in dict.fromkeys([config_dir, *kept]):
         words += ["--config-dir", folder]
     print(f"run it: python -m autotune train {shlex.join(words)}")
-
-
-def _copy(source: Path, file: str, *, overwrite: bool) -> tuple[Path, str]:
-    """Copy a text file of the study's; return the path and the text."""
-    if not source.is_file():
-        raise StudyError(f"{source}: is not there; the study's summary says why")
-    path, text = user_path(file), source.read_text(encoding="utf-8")
-    _write(path, text, overwrite=overwrite)
-    return path, text
 
 
 def _write(path: Path, text: str, *, overwrite: bool) -> None:

@@ -119,7 +119,7 @@ def _kept_at(location: str, config: TrialConfig, arguments: Sequence[str]) -> di
     from a state that is there.
 
     Raises:
-        ConfigError: the folder is a URL, or the training is of a kind that keeps no checkpoint here.
+        ConfigError: the folder is a URL, or a training of this kind keeps no checkpoint here.
     """
     key = "checkpoint.folder"
     refuse_url(location, key)

@@ -102,10 +102,6 @@ def test_a_function_of_a_script_is_tuned_to_a_confirmed_result(tmp_path: Path) -
     assert found["exported"].startswith("# Best of study line: fit(lr=")
     assert (tmp_path / "outputs/line/best_arguments.yaml").read_text() == found["exported"]
     assert not (tmp_path / "outputs/line/best.py").exists()
-    exported = autotune_in(tmp_path, "export", "study=line", "arguments=call.yaml")
-    call = found["exported"].splitlines()[0].removeprefix("# ")
-    assert exported.stdout == f"wrote call.yaml\n{call}\n", exported.stderr
-    assert (tmp_path / "call.yaml").read_text() == found["exported"]
     refused = autotune_in(tmp_path, "export", "study=line", "script=fit.py")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "best.py: is not there; the study's summary says why" in refused.stderr

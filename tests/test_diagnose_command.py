@@ -39,7 +39,7 @@ def test_without_measuring_devices_and_what_is_left_out_are_told(
         "precision=tf32: precision.float32_precision=tf32 is for CUDA GPUs, and this training runs"
         " on the CPU"
     )
-    assert f"left out      {reason}\n" in said
+    assert f"left out of the search space of mlp by a study here:\n  {reason}\n" in said
     assert "matrix product" not in said
     kept = json.loads(output.read_text())
     assert kept["capability_filter"] == {"space": "the search space of mlp", "left_out": [reason]}
