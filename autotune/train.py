@@ -32,6 +32,7 @@ from autotune.objective import Objective, check_measured
 from autotune.outcome import Outcome
 from autotune.redaction import LogFormatter
 from autotune.remote import refuse_url, user_path
+from autotune.reporting.scores import score_format_of
 
 _EPILOG = "An exported experiment runs by name: autotune train experiment=NAME --config-dir DIR"
 
@@ -98,7 +99,7 @@ def train_command(arguments: Sequence[str]) -> int:
 
 
 def _described_score(objective: Objective, config: TrialConfig, last: Evaluation) -> str:
-    """The training's score as text with its unit, except for seconds, which need none here."""
+    """The training's score as text with its unit."""
     result = TrialResult(
         trial=0,
         values={},
@@ -110,8 +111,7 @@ def _described_score(objective: Objective, config: TrialConfig, last: Evaluation
         stopped_at=0.0,
         fingerprint={},
     )
-    score, unit = objective.score(result), getattr(objective, "unit", "")
-    return f"{score:.3f}" if unit in ("", "s") else f"{score:.4g} {unit}"
+    return score_format_of(objective).format(objective.score(result))
 
 
 def _kept_at(location: str, config: TrialConfig, arguments: Sequence[str]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def test_a_target_that_is_reached_exits_with_zero(
     assert said[-4] == "outcome REACHED: accuracy >= 0.5"
     assert re.fullmatch(r"phases: build .* s, prepare .* s, train .* s, evaluate .* s", said[-3])
     assert re.fullmatch(r"test accuracy [01]\.\d{4}", said[-2])
-    assert re.fullmatch(r"time to target: warm [\d.]+ s, cold [\d.]+ s, objective [\d.]+", said[-1])
+    assert re.fullmatch(r"time to target: warm .* s, cold .* s, objective .* s", said[-1])
 
 
 def test_a_target_that_is_missed_exits_with_three(

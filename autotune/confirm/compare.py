@@ -71,11 +71,6 @@ class ComparisonPlan(Comparison, TrainingPlan):
 
     configurations: tuple[Candidate, ...]
 
-    @property
-    def trained(self) -> list[TrialConfig]:
-        """The configurations that the runs train, except for the seeds."""
-        return [each.trial for each in self.configurations]
-
     def run(self, index: int, number: int) -> Run:
         """The run of a configuration in a round, whose runs share a seed."""
         each, name = self.configurations[index], f"{self.configurations[index].name}-{number}"
@@ -244,7 +239,7 @@ def plan_comparison(
     for each in configurations:
         if (reason := plan.unsuitable(each.trial)) is not None:
             raise ConfigError(f"{each.name}: cannot run here: {reason}")
-    check_measured(first.objective, [capabilities.device_of(config) for config in plan.trained])
+    check_measured(first.objective, [capabilities.device_of(each.trial) for each in configurations])
     return plan
 
 
@@ -287,10 +282,11 @@ def describe_comparison(plan: ComparisonPlan) -> list[str]:
             f"first      {source.experiment} is trained, once, for {each.name}"
             for source in each.composer.missing_sources
         ]
+    trained = [each.trial for each in plan.configurations]
     return [
         *lines,
         f"runs       {plan.num_seeds} of each, in turns, each in a fresh process",
-        *(f"device     {line}" for line in plan.device_lines(*plan.trained)),
+        *(f"device     {line}" for line in plan.device_lines(*trained)),
     ]
 
 
@@ -360,12 +356,8 @@ def _make_runs(
                 )
             tracker.wait()
         display = RunsDisplay(console, plan.target, plan.scale)
-        head = f"{plan.experiment} · {plan.name}: target {plan.target}, {plan.num_wanted} runs"
-        display.note(head, "bold")
-        for each in configurations:
-            display.note(f"  {each.name}: {each.shown}")
-        for line in plan.device_lines(*plan.trained):
-            display.note(f"  device: {line}")
+        for line in describe_comparison(plan):
+            display.note(line)
         first_runs = [plan.run(index, 0) for index in range(len(configurations))]
         lanes = Lanes.of([run.task for run in first_runs], plan.capabilities, size)
 

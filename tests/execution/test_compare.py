@@ -80,10 +80,10 @@ def compared(commands: Any, tmp_path_factory: pytest.TempPathFactory) -> Whole:
 def test_a_comparison_prints_its_runs_in_turns_and_a_verdict(compared: Whole) -> None:
     assert (compared.ended.returncode, compared.ended.stderr) == (0, "")
     said = compared.ended.stdout.splitlines()
-    assert said[:3] == [
-        "cnn_smoke · two: target accuracy >= 0.9, 4 runs",
-        "  a: optimizer.lr=0.05",
-        "  b: optimizer.lr=0.1 model.widths=[8,16]",
+    assert said[0].startswith("comparison two -> ")
+    assert [line.partition(":")[0].split() for line in said[2:4]] == [
+        ["a", "optimizer.lr=0.05"],
+        ["b", "optimizer.lr=0.1", "model.widths=[8,16]"],
     ]
     assert [line.split()[:5] for line in said if line.startswith("run ")] == [
         ["run", f"{number}", "of", "4", side] for number, side in enumerate("abba", start=1)
