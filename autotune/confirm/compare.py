@@ -308,6 +308,7 @@ def run_comparison(
         interruptible() as interrupt,
         sole_user(plan.folder),
         log_file(plan.folder / "autotune.log"),
+        contextlib.closing(RaySession(plan.config.cluster, launcher)) as connection,
     ):
         tracker = TrackerWriter(
             plan.config.tracking,
@@ -318,7 +319,7 @@ def run_comparison(
         )
         try:
             with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C ends the runs at once
-                _make_runs(plan, tracker, interrupt, console, launcher)
+                _make_runs(plan, connection, tracker, interrupt, console, launcher)
             tracker.close(
                 StudyEnd(
                     status="FINISHED" if plan.is_complete else "KILLED",
@@ -327,7 +328,11 @@ def run_comparison(
                 )
             )
         except BaseException as error:
+            # before the connection to a Ray that is gone, which may hang now
             tracker.close_if_open(is_interrupt=isinstance(error, KeyboardInterrupt))
+            if isinstance(error, ClusterError) and connection.is_lost:
+                kept = f"the runs so far are in {shown_path(plan.folder)}"
+                raise ClusterError(f"{error}; {kept}") from error
             raise
     print_comparison(console, plan, folder=shown_path(plan.folder))
     return plan
@@ -335,63 +340,55 @@ def run_comparison(
 
 def _make_runs(
     plan: ComparisonPlan,
+    connection: RaySession,
     tracker: TrackerWriter,
     interrupt: threading.Event,
     console: Console,
     launcher: Launcher | None,
 ) -> None:
     """Make the runs of all configurations in turns, and keep each as soon as it has ended."""
-    configurations, connection = plan.configurations, RaySession(plan.config.cluster, launcher)
-    with contextlib.closing(connection):
-        with console.status("starting Ray"):
-            size = connection.size(interrupt)
-            for each in configurations:
-                resources = plan.resources(each.trial)
-                check_can_start(
-                    f"a run of {each.name}",
-                    size,
-                    plan.config.cluster,
-                    each.trial.num_workers,
-                    *resources,
-                )
-            tracker.wait()
-        display = RunsDisplay(console, plan.target, plan.scale)
-        for line in describe_comparison(plan):
-            display.note(line)
-        first_runs = [plan.run(index, 0) for index in range(len(configurations))]
-        lanes = Lanes.of([run.task for run in first_runs], plan.capabilities, size)
+    configurations = plan.configurations
+    with console.status("starting Ray"):
+        size = connection.size(interrupt)
+        for each in configurations:
+            check_can_start(
+                f"a run of {each.name}",
+                size,
+                plan.config.cluster,
+                each.trial.num_workers,
+                *plan.resources(each.trial),
+            )
+        tracker.wait()
+    display = RunsDisplay(console, plan.target, plan.scale)
+    for line in describe_comparison(plan):
+        display.note(line)
+    first_runs = [plan.run(index, 0) for index in range(len(configurations))]
+    lanes = Lanes.of([run.task for run in first_runs], plan.capabilities, size)
 
-        def batches() -> Iterator[list[list[Run]]]:
-            turns = in_turns(len(configurations), plan.num_seeds)
-            rounds = [list(unit) for _, unit in itertools.groupby(turns, key=itemgetter(1))]
-            for first in range(0, plan.num_seeds, lanes.number):
-                batch = rounds[first : first + lanes.number]
-                yield [[plan.run(*turn) for turn in unit] for unit in batch]
+    def batches() -> Iterator[list[list[Run]]]:
+        turns = in_turns(len(configurations), plan.num_seeds)
+        rounds = [list(unit) for _, unit in itertools.groupby(turns, key=itemgetter(1))]
+        for first in range(0, plan.num_seeds, lanes.number):
+            batch = rounds[first : first + lanes.number]
+            yield [[plan.run(*turn) for turn in unit] for unit in batch]
 
-        def on_end(run: Run, result: TrialResult) -> None:
-            each = configurations[run.configuration]
-            each.runs[run.number] = result
-            plan.write()
-            check_failures(each, plan.config.search.max_errors_in_a_row)
+    def on_end(run: Run, result: TrialResult) -> None:
+        each = configurations[run.configuration]
+        each.runs[run.number] = result
+        plan.write()
+        check_failures(each, plan.config.search.max_errors_in_a_row)
 
-        in_fresh_processes = RunsInTurns(
-            plan=plan,
-            connection=connection,
-            tracker=tracker,
-            display=display,
-            interrupt=interrupt,
-            launcher=launcher,
-        )
-        make = partial(in_fresh_processes.make, batches(), lanes=lanes, on_end=on_end)
-        try:
-            with display.status:
-                connection.run(make, interrupt)
-        except ClusterError as error:
-            if not connection.is_lost:
-                raise
-            tracker.close_if_open(is_interrupt=False)  # before the connection, which may hang now
-            kept = f"the runs so far are in {shown_path(plan.folder)}"
-            raise ClusterError(f"{error}; {kept}") from error
+    in_fresh_processes = RunsInTurns(
+        plan=plan,
+        connection=connection,
+        tracker=tracker,
+        display=display,
+        interrupt=interrupt,
+        launcher=launcher,
+    )
+    make = partial(in_fresh_processes.make, batches(), lanes=lanes, on_end=on_end)
+    with display.status:
+        connection.run(make, interrupt)
 
 
 def check_failures(configuration: Compared, max_errors_in_a_row: int) -> None:

@@ -168,7 +168,6 @@ class _Race:
         self._known = runs
         self._estimates = _Estimates(configurations, limits.min_reach_rate)
         self._reasons: dict[int, str] = {}
-        self._num_claims = 0
         self._round = 0
 
     def choose(self) -> Configuration | RaceState | None:
@@ -224,7 +223,6 @@ class _Race:
             The state; or another candidate that the claim is begun again with.
         """
         pair = [self._baseline] if winner is None else [self._baseline, winner]
-        self._num_claims += 1
         num_pairs_needed = self._pairs_needed(winner)
         num_pairs, taken, look = num_pairs_needed(1.0, ()), 0, _TRIED_PAIRS
         self._estimates.begin_claim(pair)
@@ -341,8 +339,7 @@ class _Race:
         estimates, limits = self._estimates, self._limits
         runs_left = limits.max_runs - estimates.num_runs
         if limits.num_pairs is not None or winner is None:
-            num_pairs = limits.num_pairs or MIN_PAIRS
-            num_pairs = min(num_pairs, runs_left // 2) if self._num_claims > 1 else num_pairs
+            num_pairs = min(limits.num_pairs or MIN_PAIRS, runs_left // 2)
             return lambda seconds_factor, rounds: num_pairs
         pair = (self._baseline, winner)
         pair_seconds, spent_seconds = sum(each.run_seconds for each in pair), estimates.seconds

@@ -447,9 +447,9 @@ def _verdict(confirmation: Confirmation) -> list[tuple[str, str]]:
         is_exported=_is_exported(confirmation),
         overrides=[] if chosen is None else chosen.suggestion.as_overrides(),
         others=[
-            (scores[arm.trial], confirmation.reasons.get(arm.trial, "interrupted"))
-            for arm in confirmation.configurations[1:]
-            if arm is not chosen
+            (scores[each.trial], confirmation.reasons.get(each.trial, "interrupted"))
+            for each in confirmation.configurations[1:]
+            if each is not chosen
         ],
     )
 
