@@ -99,7 +99,7 @@ def diagnose_command(arguments: Sequence[str]) -> int:
         console.print(_table(found["rates"]))
     if output is not None:
         try:
-            write_json(output, "diagnosis", found)
+            write_json(output, found)
         except FileError as error:
             raise ConfigError(f"output={error}") from error
     return 0

@@ -137,7 +137,7 @@ def _best_yaml(folder: Path) -> str:
     if path.is_file():
         text = path.read_text(encoding="utf-8")
         found = re.search(r"^# Format (\d{1,9})\.$", text, re.MULTILINE)
-        check_format("experiment", int(found[1]) if found else None, path)
+        check_format(int(found[1]) if found else None, path)
         return text
     if folder.is_dir():
         raise StudyError(

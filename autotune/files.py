@@ -7,26 +7,16 @@ source and says so where it does not.
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from autotune.errors import DataError, FileError
 
-FORMATS: Mapping[str, int] = {
-    "study": 1,
-    "recording": 1,
-    "summary": 1,
-    "experiment": 1,
-    "checkpoint": 1,
-    "comparison": 1,
-    "profile": 1,
-    "diagnosis": 1,
-    "machine": 1,
-}
-"""The newest format of each kind of file that this autotune writes and reads; a file without a
-number is of format 1."""
+FORMAT = 1
+"""The newest format of files that this autotune writes and reads; a file without a number is of
+format 1."""
 
 FORMAT_KEY = "format"
 """Key of a file's format in its JSON or YAML."""
@@ -35,26 +25,23 @@ WEIGHTS_FILE, STATE_FILE = "weights.safetensors", "state.pt"
 from."""
 
 
-def check_format(kind: str, found: Any, where: object) -> int:
-    """The format of a file of a kind of ``FORMATS``, from the number ``found`` in it: 1 for a file
-    without one.
+def check_format(found: Any, where: object) -> None:
+    """Check the format of a file, from the number ``found`` in it; None for a file without one.
 
     Raises:
         DataError: a newer autotune wrote the file, or ``found`` is no number of a format.
     """
-    newest = FORMATS[kind]
     if found is None:
-        return 1
+        return
     if isinstance(found, bool) or not isinstance(found, int) or found < 1:
         raise DataError(
             f"{where}: {FORMAT_KEY}: found {str(found)[:80]!r}, must be a whole number from 1"
-            f" to {newest}"
+            f" to {FORMAT}"
         )
-    if found > newest:
+    if found > FORMAT:
         raise DataError(
-            f"{where}: has format {found}, this autotune reads up to {newest}; update autotune"
+            f"{where}: has format {found}, this autotune reads up to {FORMAT}; update autotune"
         )
-    return found
 
 
 @contextmanager

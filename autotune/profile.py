@@ -79,7 +79,6 @@ def profile_command(arguments: Sequence[str]) -> int:
     title = f"{experiment} · {own.num_steps} steps of {profile.batch_size} samples"
     write_json(
         folder / "profile.json",
-        "profile",
         {"experiment": experiment, "overrides": overrides, **asdict(profile)},
     )
     trace = f"{folder / 'trace.json'} (open it at https://ui.perfetto.dev or chrome://tracing)"

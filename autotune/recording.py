@@ -36,8 +36,8 @@ import pyarrow.parquet as pq
 
 from autotune.errors import AutotuneError, DataError
 from autotune.files import (
+    FORMAT,
     FORMAT_KEY,
-    FORMATS,
     check_format,
     make_folder,
     replace_file,
@@ -185,7 +185,7 @@ def read_recording(folder: Path) -> Recording:
 
 def _read(folder: Path) -> Recording:
     study, space_yaml = (_read_mapping(folder / name) for name in ("study.yaml", "space.yaml"))
-    check_format("recording", study.get(FORMAT_KEY), folder / "study.yaml")
+    check_format(study.get(FORMAT_KEY), folder / "study.yaml")
     space = SearchSpace.from_mapping(space_yaml, str(folder / "space.yaml"))
     points = _read_table(folder / "trials.parquet").to_pylist()
     order = [("step", "ascending"), ("train_seconds", "ascending")]
@@ -322,7 +322,7 @@ def write_recording(
     make_folder(folder)
     ended = sorted(results, key=lambda result: result.trial)
     study = {
-        FORMAT_KEY: FORMATS["recording"],
+        FORMAT_KEY: FORMAT,
         "metric": target.metric,
         "mode": target.mode,
         "target": target.value,

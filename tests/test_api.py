@@ -245,7 +245,6 @@ def test_a_speed_up_that_is_not_shown_is_none(
     speed_up = {"ratio": 2.0, "low": low, "high": high, "num_pairs": 2, "claim": "measured"}
     write_json(
         tmp_path / "best.json",
-        "summary",
         {"overrides": [], "best": {"num_runs": 2}, "speed_up": speed_up},
     )
     result = autotune.TuneResult("one", tmp_path)

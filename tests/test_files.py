@@ -9,7 +9,7 @@ import pytest
 
 from autotune.errors import DataError, FileError
 from autotune.files import (
-    FORMATS,
+    FORMAT,
     appending,
     check_format,
     opened_to_lock,
@@ -125,20 +125,18 @@ def test_a_library_s_own_words_do_not_replace_the_system_s(tmp_path: Path) -> No
 
 
 def test_a_format_of_the_future_is_refused_and_one_without_number_is_the_first() -> None:
-    assert [
-        check_format("recording", found, "study.yaml") for found in (None, 1, FORMATS["recording"])
-    ] == [1, 1, FORMATS["recording"]]
-    newest = FORMATS["recording"]
+    for known in (None, 1, FORMAT):
+        check_format(known, "study.yaml")
     with pytest.raises(
         DataError,
         match=(
-            rf"^study\.yaml: has format {newest + 1}, this autotune reads up to {newest}; update"
+            rf"^study\.yaml: has format {FORMAT + 1}, this autotune reads up to {FORMAT}; update"
             r" autotune$"
         ),
     ):
-        check_format("recording", newest + 1, "study.yaml")
+        check_format(FORMAT + 1, "study.yaml")
     for wrong in (0, -1, True, 1.5, "1", [1], {}):
         with pytest.raises(
             DataError, match=r"^study\.yaml: format: found .*, must be a whole number from 1 to"
         ):
-            check_format("recording", wrong, "study.yaml")
+            check_format(wrong, "study.yaml")

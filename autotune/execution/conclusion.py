@@ -163,7 +163,7 @@ class _Conclusion:
         """
         plan, policy, folder = self.plan, self.policy, self.plan.folder
         (folder / REPORT).unlink(missing_ok=True)
-        summary, unit = json_text("summary", self.summary()), plan.score_format.unit
+        summary, unit = json_text(self.summary()), plan.score_format.unit
         write_trials(folder / "trials.csv", plan.space, self.results, policy.scores, unit)
         write_recording(
             folder / "recording",

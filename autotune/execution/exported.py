@@ -17,7 +17,7 @@ from typing import Any
 from autotune.config.compose import Composed, Composer
 from autotune.config.schema import TrialConfig, first_difference
 from autotune.errors import ConfigError
-from autotune.files import FORMATS, replace_file, replacing
+from autotune.files import FORMAT, replace_file, replacing
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
 from autotune.redaction import MARK, without_secrets_in
@@ -44,7 +44,7 @@ def exported_experiment(
         ConfigError: the configuration cannot be written as an experiment.
     """
     content = composer.experiment_of(suggestion, seed=seed)
-    lines = [*comments, f"Format {FORMATS['experiment']}."]
+    lines = [*comments, f"Format {FORMAT}."]
     text = experiment_yaml(content, lines)
     exported = compose_exported(text, [*map(str, composer.config_dirs)], composer.allowed_targets)
     check_exported(exported.trial, composer.compose_suggestion(suggestion, seed=seed).trial)

@@ -19,7 +19,7 @@ from autotune.execution.interrupt import interruptible
 from autotune.execution.launcher import Launcher, calling
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import log_file, sole_user
-from autotune.files import FORMAT_KEY, FORMATS, STATE_FILE, replace_file
+from autotune.files import FORMAT, FORMAT_KEY, STATE_FILE, replace_file
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
 from autotune.redaction import without_secrets
@@ -273,7 +273,7 @@ def _tracker_info(plan: StudyPlan, launcher: Launcher | None, *, is_resumed: boo
     """
     with calling(launcher) as call_there:
         facts = call_there("autotune.training.diagnosis:this_machine")
-    machine = {FORMAT_KEY: FORMATS["machine"], **facts}
+    machine = {FORMAT_KEY: FORMAT, **facts}
     replace_file(plan.folder / "machine.yaml", yaml.safe_dump(machine, sort_keys=False))
     return plan.tracker_info(
         "study",

@@ -219,7 +219,7 @@ def write_comparison(
             {"side": each.name, "pair": number, **run.as_dict()} for each, number, run in in_order
         ],
     }
-    write_json(folder / "compare.json", "comparison", content)
+    write_json(folder / "compare.json", content)
     rows = []
     for each, number, run in in_order:
         score = each.scores[number].score if each.scores[number].reached else None

@@ -169,7 +169,7 @@ def read_concluded_study(folder: Path) -> ConcludedStudy:
         )
     machine = folder / "machine.yaml"
     content = yaml.safe_load(machine.read_text(encoding="utf-8")) if machine.is_file() else {}
-    check_format("machine", content.get(FORMAT_KEY), machine)
+    check_format(content.get(FORMAT_KEY), machine)
     study = ConcludedStudy(
         folder=folder,
         summary=read_summary(folder / SUMMARY) or read_summary(folder / "best.json"),

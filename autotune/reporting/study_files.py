@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from autotune.confirm.statistics import reach_rate_interval
 from autotune.errors import DataError, FileError
 from autotune.files import (
+    FORMAT,
     FORMAT_KEY,
-    FORMATS,
     appending,
     check_format,
     check_kind,
@@ -166,23 +166,20 @@ def scores_json(arm: ConfigurationScores) -> dict[str, Any]:
     }
 
 
-def write_json(path: Path, kind: str, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write strict JSON, with the number of its format, replacing the file.
 
     Not finite numbers become null, and secrets ``***``.
 
-    Args:
-        kind: of the file, one of ``autotune.files.FORMATS``.
-
     Raises:
         FileError: the file cannot be written.
     """
-    replace_file(path, json_text(kind, content))
+    replace_file(path, json_text(content))
 
 
-def json_text(kind: str, content: Mapping[str, Any]) -> str:
+def json_text(content: Mapping[str, Any]) -> str:
     """The text of a file that ``write_json`` writes."""
-    strict = _strict(without_secrets_in({FORMAT_KEY: FORMATS[kind], **content}))
+    strict = _strict(without_secrets_in({FORMAT_KEY: FORMAT, **content}))
     return f"{json.dumps(strict, indent=2, allow_nan=False)}\n"
 
 
@@ -209,7 +206,7 @@ def read_summary(path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise DataError(f"{path}: found {type(content).__name__}, it must be a mapping")
-    check_format("summary", content.get(FORMAT_KEY), path)
+    check_format(content.get(FORMAT_KEY), path)
     return content
 
 

@@ -23,7 +23,7 @@ from optuna.trial import TrialState
 
 from autotune.config.schema import first_difference
 from autotune.errors import ConfigError, DataError, StudyError
-from autotune.files import FORMATS, check_format
+from autotune.files import FORMAT, check_format
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import Objective
 from autotune.outcome import Outcome
@@ -104,7 +104,7 @@ def open_study(
     # as a storage returns it: tuples are lists, keys are text
     wanted: dict[str, Any] = json.loads(json.dumps(definition))
     if not stored:
-        study.set_user_attr(_FORMAT, FORMATS["study"])
+        study.set_user_attr(_FORMAT, FORMAT)
         study.set_user_attr(_DEFINITION, wanted)
     elif (difference := first_difference(without_secrets_in(stored), wanted)) is not None:
         raise StudyError(
@@ -146,7 +146,7 @@ def read_study(name: str, folder: Path, *, storage_url: str | None = None) -> St
 def _check_format(name: str, study: Study) -> None:
     """Raise StudyError for a study that a newer autotune made."""
     try:
-        check_format("study", study.user_attrs.get(_FORMAT), f"study.name={name}")
+        check_format(study.user_attrs.get(_FORMAT), f"study.name={name}")
     except DataError as error:
         raise StudyError(str(error)) from error
 

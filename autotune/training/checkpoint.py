@@ -24,7 +24,7 @@ from safetensors.torch import save
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import AutotuneError, ConfigError, DataError, StateError
-from autotune.files import FORMATS, STATE_FILE, check_format, make_folder, replace_file, replacing
+from autotune.files import FORMAT, STATE_FILE, check_format, make_folder, replace_file, replacing
 from autotune.measurement import Evaluation
 from autotune.redaction import without_secrets_in
 from autotune.session import Checkpoint
@@ -68,7 +68,7 @@ def save_weights(
             )
         else:
             tied[name] = first
-    text = json.dumps({"format_version": FORMATS["checkpoint"], "tied": tied, "metadata": metadata})
+    text = json.dumps({"format_version": FORMAT, "tied": tied, "metadata": metadata})
     make_folder(path.parent)
     try:
         replace_file(path, save(tensors, {"format": "pt", "autotune": text}))
@@ -97,7 +97,7 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         raise DataError(f"{path}: was not written by autotune")
     try:
         header = json.loads(text)
-        check_format("checkpoint", header["format_version"], path)
+        check_format(header["format_version"], path)
         tied = {name: tensors[first] for name, first in header["tied"].items()}
         return {**tensors, **tied}, dict(header["metadata"])
     except AutotuneError:
@@ -169,7 +169,7 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
     Raises:
         DataError: the file cannot be written, or the state holds a value of another type.
     """
-    content = {"format_version": FORMATS["checkpoint"], "state": as_plain(state)}
+    content = {"format_version": FORMAT, "state": as_plain(state)}
     path = make_folder(folder) / STATE_FILE
     try:
         with replacing(path) as part:
@@ -224,7 +224,7 @@ def read_state(folder: Path) -> dict[str, Any]:
             if (damaged := archive.testzip()) is not None:
                 raise ValueError(f"{damaged} does not have its checksum")
         content = torch.load(path, map_location="cpu", weights_only=True)
-        check_format("checkpoint", content["format_version"], path)
+        check_format(content["format_version"], path)
         return dict(content["state"])
 
 

@@ -138,7 +138,7 @@ def a_study(
         baseline=0,
     )
     if summary is not None:
-        write_json(folder / "summary.json", "summary", summary)
+        write_json(folder / "summary.json", summary)
     return folder
 
 
