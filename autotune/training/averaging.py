@@ -162,13 +162,10 @@ def _copied_buffers(model: torch.nn.Module) -> list[torch.Tensor]:
 
 def _norm_statistics(model: torch.nn.Module) -> dict[int, torch.Tensor]:
     """Running means and variances of all norm layers, by ``id`` of the tensor."""
-    norms = (
-        module
-        for module in model.modules()
-        if hasattr(module, "running_mean") and hasattr(module, "running_var")
-    )
     statistics = (
-        statistic for norm in norms for statistic in (norm.running_mean, norm.running_var)
+        getattr(module, name, None)
+        for module in model.modules()
+        for name in ("running_mean", "running_var")
     )
     return {
         id(statistic): statistic for statistic in statistics if isinstance(statistic, torch.Tensor)

@@ -8,7 +8,6 @@ machine is included.
 
 import math
 import os
-import platform
 import threading
 import time
 import zlib
@@ -119,7 +118,7 @@ def _gpu_meter(device: torch.device) -> Callable[[], float]:
 
 
 def joules_of_all(
-    own: tuple[float | None, ...], device: torch.device, ranks: Ranks, machine: int | None = None
+    own: tuple[float | None, ...], device: torch.device, ranks: Ranks
 ) -> tuple[float | None, ...]:
     """Sum energies, in joules, over the devices of all ranks.
 
@@ -129,12 +128,11 @@ def joules_of_all(
 
     Args:
         own: joules measured by this rank.
-        machine: number that identifies this machine; None to look it up.
     """
     if ranks.size == 1:
         return own
     machines = torch.zeros(ranks.size, dtype=torch.float64)
-    machines[ranks.rank] = _machine() if machine is None else machine
+    machines[ranks.rank] = _machine()
     machine_of_rank = ranks.summed(machines).tolist()
     counts = (
         device.type == "cuda" or machine_of_rank.index(machine_of_rank[ranks.rank]) == ranks.rank
@@ -151,9 +149,7 @@ def _machine() -> int:
 
     Containers on one machine share it, as they share the energy counters.
     """
-    return zlib.crc32(
-        (text_of(Path("/proc/sys/kernel/random/boot_id")) or platform.node()).encode()
-    )
+    return zlib.crc32(text_of(Path("/proc/sys/kernel/random/boot_id")).encode())
 
 
 @cache

@@ -9,7 +9,6 @@ costs the trial no time. Nothing is read back from the device between two evalua
 import math
 from collections.abc import Generator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -36,36 +35,6 @@ from autotune.training.device import device_kind, peak_memory_bytes, pick_device
 from autotune.training.energy import energy_meter, joules_of_all
 from autotune.training.parallel.ranks import ALONE, Ranks, TimeLimit
 from autotune.training.set_up import Run, set_up
-
-
-@dataclass(kw_only=True)
-class Progress:
-    """How far a training has come."""
-
-    step: int = 0
-    last: Evaluation | None = None
-
-    @property
-    def evaluation(self) -> Evaluation:
-        """The last evaluation."""
-        assert self.last is not None, "not yet evaluated"
-        return self.last
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the last evaluation ended the training, because it has an outcome."""
-        return self.last is not None and self.last.outcome is not None
-
-    @property
-    def evaluated_samples(self) -> int:
-        """Number of training samples seen at the last evaluation."""
-        return self.last.samples if self.last else 0
-
-    def is_due(self, samples: int, every: int) -> bool:
-        """Whether an evaluation is due, at the first step at or past each multiple of ``every``
-        samples.
-        """
-        return samples // every > self.evaluated_samples // every
 
 
 def train(
@@ -116,43 +85,47 @@ def train(
         run, step = set_up(config, device, clock, num_threads, ranks)
     parts = step.parts
     saved = saved_progress(paused_folder, state_folder, config, clock)
-    progress = Progress() if saved is None else _restored(*saved, run, parts)
-    if progress.has_ended:
-        yield progress.evaluation
+    last = None if saved is None else _restored(*saved, run, parts)
+    if last is not None and last.outcome is not None:
+        yield last
 
+    num_steps = 0 if last is None else last.step
     limit = TimeLimit(
         ranks,
         clock,
         min(config.target.max_train_seconds, cap_seconds - clock.seconds(Phase.PREPARE)),
-        progress.step,
+        num_steps,
     )
+    every = run.evaluate_every_samples
     clock.enter(Phase.TRAIN)
-    with closing(run.batches(progress.step)) as batches:
-        while not progress.has_ended:
-            step.on_next(batches, progress.step)
-            progress.step += 1
-            is_out_of_time = limit.is_past(progress.step)
-            is_due = progress.is_due(progress.step * run.batch_size, run.evaluate_every_samples)
-            if not is_due and progress.step < run.total_steps and not is_out_of_time:
+    with closing(run.batches(num_steps)) as batches:
+        while last is None or last.outcome is None:
+            step.on_next(batches, num_steps)
+            num_steps += 1
+            is_out_of_time = limit.is_past(num_steps)
+            # at the first step at or past each multiple of ``every`` samples
+            evaluated = 0 if last is None else last.samples
+            is_due = num_steps * run.batch_size // every > evaluated // every
+            if not is_due and num_steps < run.total_steps and not is_out_of_time:
                 continue
-            progress.last = ranks.broadcast_from_first(
-                _evaluate(run, parts, progress, clock, cap_seconds)
+            last = ranks.broadcast_from_first(
+                _evaluate(run, parts, num_steps, last, clock, cap_seconds)
             )
             if state_folder is not None:
-                _keep(state_folder, run, parts, progress)
-            if not (yield from _reported(run, parts, progress)):
+                _keep(state_folder, run, parts, last)
+            if not (yield from _reported(run, parts, last)):
                 return None
-            if not progress.has_ended:
+            if last.outcome is None:
                 clock.enter(Phase.TRAIN)
     _finish(parts)
     if weights_path is not None:
-        _keep_weights(weights_path, run, parts, progress.evaluation, origin)
+        _keep_weights(weights_path, run, parts, last, origin)
     test = run.data.test if score_test else None
     return None if test is None else run.evaluate(parts, test)[0]
 
 
 def _reported(
-    run: Run, parts: Components, progress: Progress
+    run: Run, parts: Components, evaluation: Evaluation
 ) -> Generator[Evaluation, Path | None, bool]:
     """Yield the evaluation on the first rank, and save the state where its caller asks.
 
@@ -161,8 +134,8 @@ def _reported(
     if not run.ranks.is_first:
         return run.ranks.goes_on()
     with run.ranks.leading():
-        while (pause_folder := (yield progress.evaluation)) is not None:
-            _keep(pause_folder, run, parts, progress)
+        while (pause_folder := (yield evaluation)) is not None:
+            _keep(pause_folder, run, parts, evaluation)
     return True
 
 
@@ -175,7 +148,12 @@ def _finish(parts: Components) -> None:
 
 
 def _evaluate(
-    run: Run, parts: Components, progress: Progress, clock: PhaseClock, cap_seconds: float
+    run: Run,
+    parts: Components,
+    num_steps: int,
+    previous: Evaluation | None,
+    clock: PhaseClock,
+    cap_seconds: float,
 ) -> Evaluation:
     """Score the validation split and make the evaluation, with clock, energy and outcome."""
     clock.enter(Phase.EVALUATE)
@@ -184,17 +162,16 @@ def _evaluate(
     own_joules = clock.joules(Phase.PREPARE, Phase.TRAIN), clock.joules(Phase.BUILD)
     energy_joules, build_joules = joules_of_all(own_joules, run.device, run.ranks)
     times = measured_times(clock, run.device)
-    samples, train_seconds = progress.step * run.batch_size, times["train_seconds"]
-    previous_seconds = progress.last.train_seconds if progress.last else 0.0
+    samples, train_seconds = num_steps * run.batch_size, times["train_seconds"]
+    before, began = (previous.samples, previous.train_seconds) if previous else (0, 0.0)
     return Evaluation(
         **times,
-        step=progress.step,
+        step=num_steps,
         epoch=samples / len(run.data.train),
         samples=samples,
         metric=metric,
         loss=loss,
-        samples_per_second=(samples - progress.evaluated_samples)
-        / max(train_seconds - previous_seconds, 1e-9),
+        samples_per_second=(samples - before) / max(train_seconds - began, 1e-9),
         energy_joules=energy_joules,
         build_joules=build_joules,
         num_workers=run.ranks.size,
@@ -206,8 +183,8 @@ def _evaluate(
             train_seconds,
             times["prepare_seconds"],
             cap_seconds,
-            ended=progress.step >= run.total_steps,
-            counts=parts.technique.counts(parts.evaluated_model, progress.step, run.total_steps)
+            ended=num_steps >= run.total_steps,
+            counts=parts.technique.counts(parts.evaluated_model, num_steps, run.total_steps)
             and not run.config.target.violation({"loss": loss}),
         ),
     )
@@ -222,7 +199,7 @@ def measured_times(clock: PhaseClock, device: torch.device) -> dict[str, Any]:
     }
 
 
-def _keep(folder: Path, run: Run, parts: Components, progress: Progress) -> None:
+def _keep(folder: Path, run: Run, parts: Components, evaluation: Evaluation) -> None:
     """Save the state that the training needs to be resumed, in place of the folder's earlier
     state.
     """
@@ -230,8 +207,7 @@ def _keep(folder: Path, run: Run, parts: Components, progress: Progress) -> None
         folder,
         {
             "config": without_secrets_in(run.config.as_dict()),
-            "step": progress.step,
-            "evaluation": progress.evaluation.as_dict(),
+            "evaluation": evaluation.as_dict(),
             "random": random_state(run.device),
             "parts": {name: part.state_dict() for name, part in _parts_with_state(parts).items()},
         },
@@ -240,8 +216,8 @@ def _keep(folder: Path, run: Run, parts: Components, progress: Progress) -> None
 
 def _restored(
     folder: Path, state: Mapping[str, Any], evaluation: Evaluation, run: Run, parts: Components
-) -> Progress:
-    """Restore the parts' state that was saved in a folder, and return the progress.
+) -> Evaluation:
+    """Restore the parts' state that was saved in a folder, and return its evaluation.
 
     Raises:
         StateError: the state is damaged.
@@ -250,7 +226,7 @@ def _restored(
         for name, part in _parts_with_state(parts).items():
             part.load_state_dict(state["parts"][name])
         set_random_state(state["random"], run.device)
-        return Progress(step=int(state["step"]), last=evaluation)
+    return evaluation
 
 
 def saved_progress(

@@ -18,6 +18,7 @@ from autotune.config.command_line import EXIT_BAD_INPUT, EXIT_NOT_REACHED
 from autotune.config.compose import Composer, Source
 from autotune.errors import ConfigError, ExecutionError, FileError
 from autotune.files import WEIGHTS_FILE, make_folder, opened_to_lock
+from autotune.space import override_text
 
 
 def train_missing_sources(composer: Composer, say: Callable[[str], None]) -> None:
@@ -51,7 +52,7 @@ def _train(source: Source, say: Callable[[str], None]) -> None:
         "-m",
         "autotune.train",
         *source.arguments,
-        f"checkpoint.folder={_quoted(folder)}",
+        f"checkpoint.folder={override_text(str(folder))}",
     ]
     # our own command
     process = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603
@@ -96,8 +97,3 @@ def _sole_trainer(path: Path) -> Iterator[None]:
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _quoted(folder: Path) -> str:
-    """A path quoted as a value for a Hydra override."""
-    return "'" + str(folder).replace("\\", "\\\\").replace("'", "\\'") + "'"

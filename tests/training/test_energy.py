@@ -154,12 +154,10 @@ def test_a_device_without_a_counter_has_no_joules_and_says_why(
 def _sum_as_rank(rank: int, machine: int, port: int, told: Connection) -> None:
     store = TCPStore("127.0.0.1", port, is_master=False)
     with joined(store, rank=rank, size=3, device=torch.device("cpu")) as ranks:
+        energy._machine = lambda: machine
         own = (10.0 ** (rank + 1), None if rank == 1 else 1.0)
         told.send(
-            {
-                device: joules_of_all(own, torch.device(device), ranks, machine)
-                for device in ("cpu", "cuda")
-            }
+            {device: joules_of_all(own, torch.device(device), ranks) for device in ("cpu", "cuda")}
         )
 
 
