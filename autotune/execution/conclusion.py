@@ -53,7 +53,7 @@ from autotune.reporting.study_files import (
 from autotune.reporting.terminal import format_metric, print_summary, verdict_rows
 from autotune.search.outlook import NUM_AHEAD
 from autotune.space import Suggestion
-from autotune.tracking.tracker import StudyEnd, browse_command
+from autotune.tracking.tracker import StudyEnd
 from autotune.training.capabilities import versions
 
 logger = logging.getLogger(__name__)
@@ -383,10 +383,7 @@ class _Conclusion:
             ("folder", shown_path(plan.folder)),
         ]
         commands = [
-            (
-                "browse the runs",
-                browse_command(plan.config.tracking, shown_path(plan.folder.parent)),
-            ),
+            ("browse the runs", self.live.tracker.browse),
             ("there, the trials, best first", self.live.tracker.page),
             ("export the best", _export_command(plan) if is_exported else None),
             ("search further", plan.further_command),

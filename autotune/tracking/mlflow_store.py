@@ -10,6 +10,7 @@ import fcntl
 import json
 import logging
 import os
+import shlex
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -199,3 +200,13 @@ def view_page(uri: str, experiment: str) -> str:
     return (
         f"{without_secrets(server)}/#/experiments/{experiment}/runs?viewStateShareKey={_VIEW_KEY}"
     )
+
+
+def browse_command(uri: str | None) -> str:
+    """The command, or the address of the server, that shows the store of ``store_uri(uri)``."""
+    uri = uri or os.environ.get("MLFLOW_TRACKING_URI")
+    if not uri:
+        return "mlflow ui"
+    shown = without_secrets(uri)
+    is_server = uri.startswith(("http://", "https://"))
+    return shown if is_server else f"mlflow ui --backend-store-uri {shlex.quote(shown)}"

@@ -30,6 +30,7 @@ from autotune.measurement import Evaluation, TrialResult
 from autotune.mlflow_logs import LOGS_FOLDER
 from autotune.tracking import fields
 from autotune.tracking.mlflow_store import (
+    browse_command,
     first_contact,
     one_line,
     open_experiment,
@@ -73,13 +74,14 @@ class MlflowTracker:
     ) -> None:
         self._info, self._logs_model = info, log_model
         self._runs: dict[str, _Run] = {}
-        uri = store_uri(uri)
+        given, uri = uri, store_uri(uri)
         with first_contact(uri):
             self._client, self._experiment = open_experiment(uri, info.experiment, info.parameters)
             self.page = view_page(uri, self._experiment)
             """Address of the page that shows the trials of the experiment, best first."""
             self._parent = self._open_parent()
             children = {run.data.tags.get(fields.RUN_TAG, ""): run for run in self._children()}
+        self.browse = browse_command(given)
         self._left = {name: run for name, run in children.items() if _may_continue(run)}
         """Child runs that earlier processes left open or interrupted, by name."""
         self.complete = children.keys() - self._left

@@ -5,6 +5,7 @@ curve and a row in the HPARAMS tab.
 in the study's own folder.
 """
 
+import shlex
 from pathlib import Path
 
 from autotune.errors import ConfigError
@@ -30,6 +31,7 @@ class TensorBoardTracker:
 
     def __init__(self, info: StudyInfo) -> None:
         self._folder = Path(info.folder) / "tensorboard"
+        self.browse = f"tensorboard --logdir {shlex.quote(str(Path(info.folder).parent))}"
         self._runs: dict[str, tuple[TrackedTrial, SummaryWriter, set[int]]] = {}
         """Open runs, with the steps whose evaluations are written, by name."""
         self.complete = {path.name for path in self._folder.glob("*")}

@@ -6,8 +6,6 @@ if it is slow or absent. It is made by ``tracker_class(info)``, and is called by
 (``writer.py``), which tells it of the runs that it lacks, too.
 """
 
-import os
-import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from autotune.measurement import Evaluation, TrialResult
-from autotune.redaction import without_secrets, without_secrets_in
+from autotune.redaction import without_secrets_in
 from autotune.space import override_text
 
 
@@ -198,31 +196,3 @@ def search_name(trial: int) -> str:
 def confirmation_name(trial: int, round_number: int) -> str:
     """Name of a confirmation run of a trial's configuration."""
     return f"confirm-{trial}-{round_number}"
-
-
-def browse_command(tracking: Mapping[str, Any], studies: str) -> str | None:
-    """The command or the server address that shows the tracked runs.
-
-    None for a tracker that is not part of autotune.
-
-    Args:
-        tracking: the ``tracking`` node of the configuration.
-        studies: folder that contains the studies' folders.
-    """
-    kind = tracking["_target_"].rpartition(".")[2]
-    if kind == "TensorBoardTracker":
-        return f"tensorboard --logdir {shlex.quote(studies)}"
-    if kind == "WandbTracker":
-        commands = {
-            "offline": f"wandb sync {shlex.quote(studies)}/*/wandb/offline-run-*",
-            "online": os.environ.get("WANDB_BASE_URL", "https://wandb.ai"),
-        }
-        return commands.get(tracking["mode"])
-    if kind != "MlflowTracker":
-        return None
-    uri = tracking["uri"] or os.environ.get("MLFLOW_TRACKING_URI")
-    if not uri:
-        return "mlflow ui"
-    shown = without_secrets(uri)
-    is_server = uri.startswith(("http://", "https://"))
-    return shown if is_server else f"mlflow ui --backend-store-uri {shlex.quote(shown)}"

@@ -9,6 +9,7 @@ written anew as a whole when the study ends, or when it is resumed.
 import hashlib
 import logging
 import os
+import shlex
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
@@ -60,6 +61,10 @@ class WandbTracker:
         default = os.environ.get("WANDB_PROJECT") or info.experiment.replace("/", "_")
         self._project = project or default
         self._folder = Path(info.folder) / "wandb"
+        self.browse = {
+            "offline": f"wandb sync {shlex.quote(str(self._folder))}/offline-run-*",
+            "online": os.environ.get("WANDB_BASE_URL", "https://wandb.ai"),
+        }.get(mode)
         # W&B never takes the id of a deleted run again, so names do not suffice
         study_id = self._folder / "study_id"
         try:

@@ -110,6 +110,11 @@ class TrackerWriter:
         """Address of a page that shows the trials; None if the tracker has none."""
         return getattr(self._opened.result(), "page", None)
 
+    @property
+    def browse(self) -> str | None:
+        """The command or the address that shows the runs; None if the tracker has none."""
+        return getattr(self._opened.result(), "browse", None)
+
     def wait(self) -> None:
         """Wait until the tracker is open; called before anything is trained.
 

@@ -377,11 +377,15 @@ def test_the_environments_store_is_used_unless_one_is_named(
     other = f"sqlite:///{tmp_path / 'elsewhere' / 'other.db'}"
     (tmp_path / "elsewhere" / "other.db").write_bytes((tmp_path / "mlflow.db").read_bytes())
     monkeypatch.setenv("MLFLOW_TRACKING_URI", other)
-    close(MlflowTracker(info))
+    tracker = MlflowTracker(info)
+    close(tracker)
+    assert tracker.browse == f"mlflow ui --backend-store-uri {other}"
     assert parent_of(other).info.run_name == "cnn-1"
     assert parent_of(other).info.artifact_uri.startswith(str(tmp_path / "elsewhere" / "mlruns"))
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    close(MlflowTracker(info))
+    tracker = MlflowTracker(info)
+    close(tracker)
+    assert tracker.browse == "mlflow ui"
     assert parent_of(uri).info.artifact_uri.startswith(str(tmp_path / "mlruns"))
 
 

@@ -7,7 +7,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from autotune.tracking.tensorboard_tracker import TensorBoardTracker
-from autotune.tracking.tracker import StudyInfo, browse_command
+from autotune.tracking.tracker import StudyInfo
 from tests.support.tracked import close, make_evaluation, make_info, make_run
 
 
@@ -35,6 +35,7 @@ def test_a_run_has_its_curve_each_evaluation_once(info: StudyInfo) -> None:
     tracker.evaluate(trial.name, result.evaluations[0])
     tracker.finish(trial, result, score)
     closed(tracker)
+    assert tracker.browse == f"tensorboard --logdir {Path(info.folder).parent}"
     assert curve(info, trial.name, "metric") == [
         (each.step, each.metric) for each in result.evaluations
     ]
@@ -75,11 +76,6 @@ def test_a_resumed_study_gets_the_runs_that_it_lacks(info: StudyInfo) -> None:
         assert curve(info, trial.name, "metric") == [
             (each.step, each.metric) for each in result.evaluations
         ]
-
-
-def test_how_it_is_browsed_is_said() -> None:
-    node = {"_target_": "autotune.tracking.tensorboard_tracker.TensorBoardTracker"}
-    assert browse_command(node, "my outputs") == "tensorboard --logdir 'my outputs'"
 
 
 def test_names_that_tensorboard_would_make_one_stay_apart(info: StudyInfo) -> None:

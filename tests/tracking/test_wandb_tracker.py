@@ -17,7 +17,7 @@ import wandb
 from autotune.errors import ConfigError
 from autotune.outcome import Outcome
 from autotune.tracking import wandb_tracker
-from autotune.tracking.tracker import BestScore, StudyInfo, browse_command
+from autotune.tracking.tracker import BestScore, StudyInfo
 from autotune.tracking.wandb_tracker import WandbTracker
 from tests.support.patience import wait_until
 from tests.support.tracked import close, make_evaluation, make_info, make_run, tell
@@ -206,10 +206,9 @@ def test_a_studys_files_are_its_own_runs(info: StudyInfo, tmp_path: Path) -> Non
     (tmp_path / "figures").mkdir()
     for name in ("best.yaml", "figures/search.png"):
         (tmp_path / name).write_text(name)
-    close(
-        WandbTracker(info),
-        artifacts=[tmp_path / name for name in ("best.yaml", "figures", "nothing")],
-    )
+    tracker = WandbTracker(info)
+    close(tracker, artifacts=[tmp_path / name for name in ("best.yaml", "figures", "nothing")])
+    assert tracker.browse == f"wandb sync {info.folder}/wandb/offline-run-*"
     (folder,) = Path(info.folder, "wandb").glob("offline-run-*")
     assert [
         (folder / "files" / name).read_text() for name in ("best.yaml", "figures/search.png")
@@ -257,9 +256,3 @@ def test_what_cannot_work_is_one_line(info: StudyInfo) -> None:
         WandbTracker(info, mode="onlin")
     with pytest.raises(ConfigError, match=r"tracking.mode=online: No API key configured"):
         WandbTracker(info, mode="online")
-
-
-def test_how_it_is_browsed_is_said() -> None:
-    node = {"_target_": "autotune.tracking.wandb_tracker.WandbTracker", "mode": "offline"}
-    assert browse_command(node, "my outputs") == "wandb sync 'my outputs'/*/wandb/offline-run-*"
-    assert browse_command({**node, "mode": "disabled"}, "outputs") is None
