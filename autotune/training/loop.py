@@ -94,7 +94,6 @@ def train(
         ranks,
         clock,
         min(config.target.max_train_seconds, cap_seconds - clock.seconds(Phase.PREPARE)),
-        num_steps,
     )
     every = run.evaluate_every_samples
     clock.enter(Phase.TRAIN)

@@ -12,7 +12,6 @@ import inspect
 import keyword
 import math
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,7 @@ _GIVEN = (
     "is_remote",
 )
 """Names that the template defines by itself: errors, and what reads files of this machine alone."""
-_PLACE_OF_IMPORTS, _PLACE_OF_PACKAGES = "# IMPORTS_THAT_ARE_USED", "PACKAGES_THAT_ARE_NEEDED"
+_PLACE_OF_IMPORTS = "# IMPORTS_THAT_ARE_USED"
 
 
 def standalone_script(
@@ -103,11 +102,9 @@ def standalone_script(
             "initialise_samples": components.INITIALISE_SAMPLES,
             "sources": sources,
             "imports": _PLACE_OF_IMPORTS,
-            "needs": _PLACE_OF_PACKAGES,
         }
     )
     program = program.replace(_PLACE_OF_IMPORTS, _imports({*code.imports, *_IMPORTS}, program))
-    program = program.replace(_PLACE_OF_PACKAGES, _packages(program))
     return re.sub(r"\n{4,}", "\n\n\n", program)
 
 
@@ -288,15 +285,3 @@ def _imports(statements: set[str], program: str) -> str:
         # import a.b | import a as b | from a import b | from a import b as c
         if statement.split()[-1].partition(".")[0] in used
     )
-
-
-def _packages(program: str) -> str:
-    """The packages that a program imports, or reads a file of, in words."""
-    nodes = list(ast.walk(ast.parse(program)))
-    modules = [
-        alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
-    ] + [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-    packages = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names
-    if "scikit_learn_file" in program:
-        packages.add("scikit-learn")
-    return ", ".join(sorted(packages))

@@ -93,16 +93,13 @@ def fashion_mnist(root: str, download: bool) -> Splits:
         DataError: a file is missing, damaged or not in the idx format, or a download that was asked
             for fails.
     """
-    names = [url.rpartition("/")[2] for url in FASHION_CHECKSUMS]
-    # MNIST's files have the same names, so a download goes into a folder of its own
-    folders = [f"{root}/{folder}" for folder in ("fashion-mnist", "FashionMNIST/raw", ".")]
     locations = _official_files(
         "Fashion-MNIST",
         root,
         [
-            [f"{folder}/{name.removesuffix('.gz') if is_plain else name}" for name in names]
-            for folder in folders
-            for is_plain in (False, True)
+            [f"{root}/{folder}/{url.rpartition('/')[2]}" for url in FASHION_CHECKSUMS]
+            # MNIST's files have the same names, so a download goes into a folder of its own
+            for folder in ("fashion-mnist", "FashionMNIST/raw", ".")
         ],
         FASHION_CHECKSUMS if download else {},
     )
@@ -127,8 +124,7 @@ def _read_idx(location: str) -> Tensor:
     """
     path = fetched(location, "data.root")
     with reading(path):
-        content = path.read_bytes()
-        content = gzip.decompress(content) if path.suffix == ".gz" else content
+        content = gzip.decompress(path.read_bytes())
         if content[:3] != b"\0\0\x08":
             raise ValueError("it is no idx file of bytes")
         shape = np.frombuffer(content, ">i4", count=content[3], offset=4)

@@ -131,10 +131,6 @@ def table_splits(
     num_validation, num_test = (
         max(1, round(len(targets) * share)) for share in (validation_fraction, test_fraction)
     )
-    if num_validation + num_test >= len(targets):
-        raise DataError(
-            f"data: {len(targets)} rows are too few to hold out {num_validation} and {num_test}"
-        )
     rows = three_splits(classes, num_validation, num_test)
     if len(absent := np.setdiff1d(classes, classes[rows["train"]])):
         raise DataError(

@@ -3,6 +3,7 @@ number.
 """
 
 import ast
+import gzip
 import json
 import re
 import subprocess
@@ -146,8 +147,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             header = b"".join(
                 number.to_bytes(4, "big") for number in (0x800 + array.ndim, *array.shape)
             )
-            (folder / "fashion" / f"{name}-{kind}-ubyte").write_bytes(
-                header + array.astype(np.uint8).tobytes()
+            (folder / "fashion" / f"{name}-{kind}-ubyte.gz").write_bytes(
+                gzip.compress(header + array.astype(np.uint8).tobytes())
             )
     return folder
 
@@ -202,12 +203,7 @@ def test_scripts_are_clean(folder: Path, scripts: dict[str, str]) -> None:
     assert ran.returncode == 0, ran.stdout
 
 
-def test_a_script_says_which_packages_it_needs_and_imports_no_other(
-    scripts: dict[str, str],
-) -> None:
-    assert "Needs numpy, scikit-learn, torch, and not autotune. Takes" in scripts["cnn"]
-    assert "Needs numpy, pandas, torch, and not autotune. Takes" in scripts["csv"]
-    assert "Needs schedulefree" not in scripts["cnn"]
+def test_a_script_imports_no_package_that_it_does_not_need(scripts: dict[str, str]) -> None:
     imported = {
         name.partition(".")[0]
         for node in ast.walk(ast.parse(scripts["cnn"]))

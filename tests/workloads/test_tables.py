@@ -156,7 +156,7 @@ def test_a_type_is_told_from_the_whole_file(write: Any) -> None:
         (ROWS, {"target_column": "size"}, "it holds 40 different values, not 2 to"),
         (ROWS, {"target_column": "weight"}, "weight: it is missing in 8 of 40 rows"),
         (ROWS, {"test_fraction": 1.0}, "their sum below 1"),
-        ("a,label\n1,0\n2,1\n", {}, "are too few to hold out 1 and 1"),
+        ("a,label\n1,0\n2,1\n", {}, "no row of class number 0 is left to train on"),
         ("a,label\n" + "1,0\n" * 9 + "1,1\n", {"test_fraction": 0.6}, "no row of class number 1"),
         ("a,label\n" + "1,0.5\n2,1\n" * 9, {}, "label: it holds fractions"),
         ("a,label\n" + "inf,0\n2,1\n" * 9, {}, "column a holds numbers too large"),

@@ -195,24 +195,17 @@ def parameters_by_kind(model: nn.Module) -> dict[str, list[nn.Parameter]]:
 
 def _groups_by_layer(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     head = head_of(model)
-    modules = list(model.modules())
-    # a parameter that several layers share is of the last kind here
-    layers_by_kind: dict[str, list[nn.Module]] = {
-        "head": [] if head is None else [model.get_submodule(head)],
-        "embeddings": [
-            module for module in modules if isinstance(module, nn.Embedding | nn.EmbeddingBag)
-        ],
-        # their scales may have two or more dimensions
-        "biases": [module for module in modules if hasattr(module, "normalized_shape")],
-    }
-    kinds = {
-        parameter: kind
-        for kind, layers in layers_by_kind.items()
-        for layer in layers
-        for parameter in layer.parameters(recurse=False)
-    }
+    kinds: dict[nn.Parameter, str] = {}
+    for name, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            # a norm's scales may have two or more dimensions
+            if parameter.ndim < 2 or hasattr(module, "normalized_shape"):
+                kinds[parameter] = "biases"
+            elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                kinds[parameter] = "embeddings"
+            elif kinds.get(parameter) != "embeddings":
+                kinds[parameter] = "head" if name == head else "filters"
     groups: dict[str, list[nn.Parameter]] = defaultdict(list)
-    for parameter in model.parameters():
-        kind = "biases" if parameter.ndim < 2 else kinds.get(parameter, "filters")
+    for parameter, kind in kinds.items():
         groups[kind].append(parameter)
     return groups

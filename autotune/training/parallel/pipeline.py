@@ -6,6 +6,7 @@ other, are its forward pass. They are divided into stages of about equally many 
 """
 
 import json
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
@@ -123,8 +124,8 @@ class PipelinedModel(SharedModel):
     ) -> None:
         super().__init__(model)
         self._ranks, self._make_stage, self._schedule = ranks, make_stage, schedule
-        # the schedule that scores, and its batch size
-        self._scoring: tuple[int, ScheduleGPipe] | None = None
+        # stages exchange tensors of fixed shape: schedules that score, by batch size
+        self._scoring: dict[int, ScheduleGPipe] = {}
 
     def add_gradients(self, inputs: Tensor, targets: Tensor) -> None:
         """Add the gradients of the batch's mean loss to this rank's parameters."""
@@ -140,30 +141,22 @@ class PipelinedModel(SharedModel):
         return self._ranks.summed(super().gradient_norm().square()).sqrt()
 
     def outputs(self, model: nn.Module, views: Views, inputs: Tensor) -> Tensor | None:
-        """The model's outputs on the last rank, None on others.
-
-        Stages exchange tensors of fixed shape: smaller batches are padded.
-        """
+        """The model's outputs on the last rank, None on others."""
         size = len(inputs)
-        if self._scoring is None or self._scoring[0] < size:
-            self._scoring = (size, ScheduleGPipe(self._make_stage(), 1))
-        padded_size, schedule = self._scoring
-        padded = torch.cat([inputs, inputs[:1].expand(padded_size - size, *inputs.shape[1:])])
-        outputs = schedule.step(padded) if self._ranks.is_first else schedule.step()
-        return outputs[:size] if self._ranks.rank == self._ranks.size - 1 else None
+        if size not in self._scoring:
+            self._scoring[size] = ScheduleGPipe(self._make_stage(), 1)
+        first_inputs = [inputs] if self._ranks.is_first else []
+        outputs: Tensor = self._scoring[size].step(*first_inputs)
+        return outputs if self._ranks.rank == self._ranks.size - 1 else None
 
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """The state of all stages on the first rank.
-
-        On any other rank, the state of its own stage.
-        """
-        held = {
-            name: value.cpu() for name, value in model.state_dict().items() if not value.is_meta
-        }
-        gathered: list[Any] | None = [held] * self._ranks.size if self._ranks.is_first else None
-        distributed.gather_object(held, gathered)
-        states = {name: value for state in gathered or [held] for name, value in state.items()}
-        return {name: states[name] for name in model.state_dict() if name in states}
+        """The state of all stages, in host memory."""
+        state = model.state_dict()
+        held = {name: value.cpu() for name, value in state.items() if not value.is_meta}
+        stages: list[Any] = [None] * self._ranks.size
+        distributed.all_gather_object(stages, held)
+        gathered = ChainMap(*stages)
+        return {name: gathered[name] for name in state}
 
 
 def _layers_of(model: nn.Module) -> Sequence[nn.Module]:

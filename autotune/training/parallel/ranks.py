@@ -212,29 +212,25 @@ class TimeLimit:
     limit, and about ten times in all. Steps may become longer, so it is asked every 1,000 steps.
 
     Args:
-        ranks: the ranks that train together.
+        ranks: the ranks that train together; several begin at the first step.
         clock: this rank's clock.
         seconds: the limit.
-        first_step: step at which this process begins to train.
     """
 
-    def __init__(self, ranks: Ranks, clock: PhaseClock, seconds: float, first_step: int) -> None:
+    def __init__(self, ranks: Ranks, clock: PhaseClock, seconds: float) -> None:
         self._ranks, self._clock, self._seconds = ranks, clock, seconds
-        self._first_step, self._next_step = first_step, first_step + 1
-        self._seconds_before = clock.seconds(Phase.TRAIN)
+        self._next_step = 1
 
     def is_past(self, step: int) -> bool:
         """Whether the limit has passed after ``step`` steps; every rank gets the same answer."""
-        if self._ranks.size == 1:
-            return self._clock.seconds(Phase.TRAIN) > self._seconds
-        if step < self._next_step:
+        if self._ranks.size > 1 and step < self._next_step:
             return False
-        is_past, self._next_step = self._ranks.broadcast_from_first(self._verdict(step))
-        return bool(is_past)
-
-    def _verdict(self, step: int) -> tuple[bool, int]:
-        """Whether this rank's clock is past the limit, and the step after which to ask again."""
         spent = self._clock.seconds(Phase.TRAIN)
-        step_seconds = max(1e-6, (spent - self._seconds_before) / (step - self._first_step))
-        steps_left = max(0.0, self._seconds - spent) / step_seconds
-        return spent > self._seconds, step + max(1, min(1000, int(steps_left / 2)))
+        if self._ranks.size == 1:
+            return spent > self._seconds
+        steps_left = max(0.0, self._seconds - spent) / max(1e-6, spent / step)
+        next_step = step + max(1, min(1000, int(steps_left / 2)))
+        is_past, self._next_step = self._ranks.broadcast_from_first(
+            (spent > self._seconds, next_step)
+        )
+        return bool(is_past)

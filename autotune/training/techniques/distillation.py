@@ -60,16 +60,11 @@ class Distillation(Technique):
         check_fractions("technique", mix=mix)
         path = checkpoint_path(checkpoint)
         _, metadata = read_weights_once(path)
-        made_for, found = (
-            f"inputs of {list(shape)} and {classes or 'no'} classes"
-            for shape, classes in (
-                (metadata.get("input_shape", ()), metadata.get("num_classes")),
-                (input_shape, num_classes),
-            )
-        )
-        if num_classes is None or made_for != found:
+        shape, classes = metadata.get("input_shape"), metadata.get("num_classes")
+        if num_classes is None or (shape, classes) != (list(input_shape), num_classes):
             raise ConfigError(
-                f"technique.checkpoint: {path} is for {made_for}, and the data has {found}"
+                f"technique.checkpoint: {path} is for inputs of {shape} and {classes} classes, and"
+                f" the data has inputs of {list(input_shape)} and {num_classes or 'no'} classes"
             )
         self._temperature, self._mix = temperature, mix
         self._teacher = _teacher(

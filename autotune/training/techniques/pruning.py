@@ -5,7 +5,6 @@ Sparsity is therefore part of the task, as the target is, while the schedule of 
 searched.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -15,8 +14,6 @@ from torch.nn.utils import prune
 
 from autotune.errors import ConfigError, check_counts, check_fractions
 from autotune.training.techniques.technique import Technique, head_of, weighted_layers
-
-_log = logging.getLogger(__name__)
 
 
 class Pruning(Technique):
@@ -118,10 +115,6 @@ class Pruning(Technique):
             for name in ("weight", "bias"):
                 if hasattr(module, f"{name}_mask"):
                     prune.remove(module, name)  # type: ignore[no-untyped-call]  # torch's
-        weights = [layer.weight for layer in weighted_layers(model).values()]
-        num_zeros = sum(int((weight == 0).sum()) for weight in weights)
-        share = num_zeros / sum(weight.numel() for weight in weights)
-        _log.info(f"{share:.4f} of the weights of convolutions and linear layers are zero")
 
     def _prunable(self, model: torch.nn.Module) -> list[Any]:
         num_owners = Counter(
@@ -158,9 +151,9 @@ class Pruning(Technique):
 def _prune_weights(layers: list[Any], sparsity: float) -> None:
     """Mask the weights of least magnitude among those of all layers together."""
     masks = [layer.weight_mask for layer in layers]
-    weights = torch.cat([_masked(layer).flatten() for layer in layers])
+    magnitudes = torch.cat([_masked(layer).abs().flatten() for layer in layers])
     new_mask = torch.cat([mask.flatten() for mask in masks])
-    new_mask[weights.abs().topk(round(sparsity * len(weights)), largest=False).indices] = 0
+    new_mask[magnitudes.topk(round(sparsity * len(magnitudes)), largest=False).indices] = 0
     sizes = [mask.numel() for mask in masks]
     for mask, part in zip(masks, torch.split(new_mask, sizes), strict=True):
         mask.copy_(part.view_as(mask))
