@@ -40,12 +40,6 @@ def test_layers_are_as_described(changes: dict[str, Any], kinds: list[type[nn.Mo
     assert model(torch.randn(4, 2, 3)).shape == (4, 3)
 
 
-def test_without_widths_it_is_a_linear_model() -> None:
-    model = model_with(widths=[])
-    inputs = torch.randn(4, 2, 3)
-    assert torch.equal(model(inputs), model.classifier(inputs.flatten(1)))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

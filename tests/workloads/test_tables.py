@@ -1,7 +1,6 @@
 """Tables: the encoding of columns, the splitting of rows, the breast-cancer set and CSV files."""
 
 import gzip
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,6 @@ from autotune.workloads.tables import breast_cancer, csv_table, encoded
 
 TRAIN = np.arange(4)
 """The first four of six rows."""
-
-
-def texts(*values: str) -> np.ndarray:
-    return np.array(values, dtype=object)
 
 
 # Columns.
@@ -38,15 +33,11 @@ def test_a_missing_number_is_the_mean_and_is_told() -> None:
 
 
 def test_a_text_is_one_of_those_that_the_training_rows_have() -> None:
-    features = encoded(texts("red", "blue", "red", "", "green", "blue"), TRAIN, 3, "a")
-    assert features.tolist() == [
-        [0, 0, 1],
-        [0, 1, 0],
-        [0, 0, 1],
-        [1, 0, 0],
-        [0, 0, 0],
-        [0, 1, 0],
-    ], "in the order of '', blue, red"
+    texts = np.array(["red", "blue", "red", "", "green", "blue"], dtype=object)
+    empty, blue, red = encoded(texts, TRAIN, 3, "a").T.tolist()
+    assert empty == [0, 0, 0, 1, 0, 0]
+    assert blue == [0, 1, 0, 0, 0, 1]
+    assert red == [1, 0, 1, 0, 0, 0]
 
 
 # The breast-cancer set.
@@ -54,20 +45,15 @@ def test_a_text_is_one_of_those_that_the_training_rows_have() -> None:
 
 def test_the_breast_cancer_set_is_split_by_class_and_standardised() -> None:
     splits = breast_cancer(validation_fraction=0.25, test_fraction=0.25)
-    assert {name: tuple(inputs.shape) for name, (inputs, _) in splits.items()} == {
-        "train": (285, 30),
-        "validation": (142, 30),
-        "test": (142, 30),
-    }
     inputs, targets = splits["train"]
-    assert inputs.dtype is torch.float32
-    assert targets.dtype is torch.int64
+    assert (inputs.dtype, targets.dtype) == (torch.float32, torch.int64)
     assert inputs.mean(dim=0).abs().max() < 1e-5
     assert (inputs.std(dim=0, correction=0) - 1).abs().max() < 1e-5
-    for inputs, targets in splits.values():
+    for (inputs, targets), size in zip(splits.values(), (285, 142, 142), strict=True):
+        assert inputs.shape == (size, 30)
         assert abs((targets == 0).float().mean() - 212 / 569) < 0.01
         assert inputs.mean(dim=0).abs().max() < 0.5
-    assert sum(int((targets == 0).sum()) for _, targets in splits.values()) == 212
+    assert classes_of(splits) == [212, 357]
 
 
 # CSV files.
@@ -75,16 +61,6 @@ def test_the_breast_cancer_set_is_split_by_class_and_standardised() -> None:
 ROWS = "size,colour,weight,label\n" + "".join(
     f"{n},{'red' if n % 3 else 'blue'},{n / 4 if n % 5 else '?'},{'ab'[n % 2]}\n" for n in range(40)
 )
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Any:
-    def write(content: str | bytes, name: str = "table.csv") -> str:
-        path = tmp_path / name
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return str(path)
-
-    return write
 
 
 def read(path: str, **changes: Any) -> Splits:
@@ -105,11 +81,7 @@ def classes_of(splits: Splits) -> list[int]:
 
 def test_a_csv_file_becomes_numbers_by_column(write: Any) -> None:
     splits = read(write(ROWS))
-    assert {name: tuple(inputs.shape) for name, (inputs, _) in splits.items()} == {
-        "train": (20, 5),
-        "validation": (10, 5),
-        "test": (10, 5),
-    }
+    assert [inputs.shape for inputs, _ in splits.values()] == [(20, 5), (10, 5), (10, 5)]
     assert classes_of(splits) == [20, 20]
     inputs = torch.cat([inputs for inputs, _ in splits.values()])
     size, blue, red, weight, is_missing = inputs.T
@@ -146,7 +118,7 @@ def test_a_type_is_told_from_the_whole_file(write: Any) -> None:
 @pytest.mark.parametrize(
     ("content", "changes", "message"),
     [
-        ("", {}, "table.csv cannot be read: No columns"),
+        ("", {}, "file cannot be read: No columns"),
         ("a,label\n", {}, "needs rows after its first line"),
         ("a,label\n1,2,3\n", {}, "Length of header or names does not match"),
         (b"a,label\n\xff,0\n", {}, "cannot be read: 'utf-8' codec"),

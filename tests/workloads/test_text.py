@@ -1,4 +1,3 @@
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,16 +19,6 @@ SETTINGS: dict[str, Any] = {
 
 def read(**changes: Any) -> Splits:
     return text(**(SETTINGS | changes))
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Any:
-    def write(content: str | bytes, name: str = "text.txt") -> str:
-        path = tmp_path / name
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return str(path)
-
-    return write
 
 
 def test_a_target_is_the_character_after_its_input(write: Any) -> None:
@@ -93,8 +82,8 @@ def test_a_text_is_read_as_far_as_asked_with_newlines_as_line_ends(write: Any) -
 @pytest.mark.parametrize(
     ("content", "changes", "message"),
     [
-        (b" \n\n ", {}, r"data\.root: .*text\.txt is empty; use a UTF-8 text file"),
-        (b"abc\xff" * 50, {}, r"text\.txt cannot be read: 'utf-8' codec"),
+        (b" \n\n ", {}, r"data\.root: .*file is empty; use a UTF-8 text file"),
+        (b"abc\xff" * 50, {}, r"file cannot be read: 'utf-8' codec"),
         (
             b"abcd" * 8,
             {"length": 8},
