@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from autotune.errors import ConfigError, check_choice
-
-ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "silu": nn.SiLU, "relu": nn.ReLU}
+from autotune.workloads.mlp import ACTIVATIONS
 
 
 class SimpleCNN(nn.Module):
@@ -150,7 +149,7 @@ class SpeedCNN(nn.Module):
     - ``norm_scale``: whether the norms' scales are trained; else they stay 1, and only the biases
       are trained. ``norm_momentum`` is the newest batch's weight in the running statistics,
       ``norm_eps`` is added to variances.
-    - ``activation``: gelu, silu or relu.
+    - ``activation``: gelu, silu, relu or tanh.
     - ``unit_head``: whether the linear layer's initial weights are divided by their standard
       deviation.
     - ``logits_scale``: factor for the logits; null means 1 / the last width.

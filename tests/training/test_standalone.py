@@ -2,7 +2,6 @@
 number.
 """
 
-import ast
 import gzip
 import json
 import re
@@ -197,23 +196,18 @@ def test_a_script_trains_what_autotune_trains(
     assert ("time to target" in output) is (code == 0)
 
 
-def test_scripts_are_clean(folder: Path, scripts: dict[str, str]) -> None:
+def assert_is_clean(folder: Path) -> None:
     command = [find_ruff_bin(), "check", "--ignore=I001", "--isolated", "."]
     ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout
 
 
+def test_scripts_are_clean(folder: Path, scripts: dict[str, str]) -> None:
+    assert_is_clean(folder)
+
+
 def test_a_script_imports_no_package_that_it_does_not_need(scripts: dict[str, str]) -> None:
-    imported = {
-        name.partition(".")[0]
-        for node in ast.walk(ast.parse(scripts["cnn"]))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-        )
-    }
+    imported = set(re.findall(r"^(?:import|from) (\w+)", scripts["cnn"], re.MULTILINE))
     assert imported - sys.stdlib_module_names == {"numpy", "torch"}
 
 
@@ -268,12 +262,5 @@ def test_what_only_a_gpu_runs_is_in_the_script_too(
     composed = Composer(["experiment=cnn", "device=cuda", *overrides.split()]).compose()
     text = standalone_script(composed.trial, num_threads=1)
     assert all(part in text for part in said)
-    path = tmp_path / "script.py"
-    path.write_text(text, encoding="utf-8")
-    ran = subprocess.run(
-        [find_ruff_bin(), "check", "--ignore=I001", "--isolated", path],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout
+    (tmp_path / "script.py").write_text(text, encoding="utf-8")
+    assert_is_clean(tmp_path)

@@ -173,7 +173,7 @@ SIMPLE: dict[str, Any] = {
         (ResNet9, RESNET, {"input_shape": (3, 7, 32)}, "images .* from 8x8"),
         (ResNet9, RESNET, {"widths": [8, 8]}, r"model.widths: found \[8, 8\], use four"),
         (SpeedCNN, SPEED, {"widths": []}, r"model.widths: found \[\]"),
-        (SpeedCNN, SPEED, {"activation": "tanh"}, "found 'tanh', use one of gelu, silu, relu"),
+        (SpeedCNN, SPEED, {"activation": "sine"}, "found 'sine', use one of relu, gelu"),
         (SpeedCNN, SPEED, {"input_shape": (1, 8, 8), "widths": [8, 8, 8]}, "from 9x9"),
     ],
 )

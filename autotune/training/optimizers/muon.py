@@ -65,7 +65,7 @@ def muon_adamw(
     )
     others = [group for group in groups if group["name"] != "filters"]
     adamw = torch.optim.AdamW(others, betas=(beta1, beta2), fused=fused, foreach=foreach)
-    return _with_muon(model, adamw, batch_size, weight_decay=weight_decay, **settings)
+    return Muon(model, adamw, batch_size, weight_decay=weight_decay, **settings)
 
 
 def muon_sgd(
@@ -112,37 +112,7 @@ def muon_sgd(
     sgd = torch.optim.SGD(
         others, momentum=sgd_momentum, nesterov=sgd_momentum > 0, fused=fused, foreach=foreach
     )
-    return _with_muon(model, sgd, batch_size, **settings)
-
-
-def _with_muon(
-    model: nn.Module,
-    others: torch.optim.Optimizer,
-    batch_size: int,
-    *,
-    lr: float,
-    weight_decay: float,
-    ns_coefficients: Sequence[float],
-    rescale_filters: bool,
-    **settings: Any,
-) -> "Muon":
-    share = batch_size / REFERENCE_SAMPLES
-    groups = groups_by_kind(
-        model, {"filters": lr * share}, weight_decay * share, decay_biases=False
-    )
-    if not groups:
-        raise ConfigError(
-            "optimizer: muon needs a model with matrices or filters other than its head and"
-            " embeddings"
-        )
-    return Muon(
-        groups[0],
-        others,
-        rescale=rescale_filters,
-        ns_coefficients=tuple(ns_coefficients),
-        nesterov=True,
-        **settings,
-    )
+    return Muon(model, sgd, batch_size, **settings)
 
 
 class Muon(torch.optim.Optimizer):
@@ -155,26 +125,51 @@ class Muon(torch.optim.Optimizer):
     optimizer, by parameter, and are handed to Muon and to the other optimizer for each step.
 
     Args:
-        filters: param group of the matrices, with ``lr`` and ``weight_decay``.
+        model: model whose filters and matrices are Muon's.
         others: optimizer of all other parameters.
-        rescale: whether each matrix's Frobenius norm is set to the root of its number of rows
-            before each step.
+        batch_size: number of samples of a step.
+        lr: learning rate for 1,024 samples.
+        weight_decay: fraction of a weight that is lost over 1,024 samples.
+        rescale_filters: whether each matrix's Frobenius norm is set to the root of its number of
+            rows before each step.
         settings: passed to ``torch.optim.Muon``.
+
+    Raises:
+        ConfigError: the model has no filters and matrices other than its head and embeddings.
     """
 
     def __init__(
         self,
-        filters: dict[str, Any],
+        model: nn.Module,
         others: torch.optim.Optimizer,
+        batch_size: int,
         *,
-        rescale: bool,
+        lr: float,
+        weight_decay: float,
+        ns_coefficients: Sequence[float],
+        rescale_filters: bool,
         **settings: Any,
     ) -> None:
+        share = batch_size / REFERENCE_SAMPLES
+        groups = groups_by_kind(
+            model, {"filters": lr * share}, weight_decay * share, decay_biases=False
+        )
+        if not groups:
+            raise ConfigError(
+                "optimizer: muon needs a model with matrices or filters other than its head and"
+                " embeddings"
+            )
+        [filters] = groups
         self._views = [
             nn.Parameter(matrix_view(parameter.detach())) for parameter in filters["params"]
         ]
-        self._muon = torch.optim.Muon([{**filters, "params": self._views}], **settings)
-        self._others, self._rescale = others, rescale
+        self._muon = torch.optim.Muon(
+            [{**filters, "params": self._views}],
+            nesterov=True,
+            ns_coefficients=tuple(ns_coefficients),  # type: ignore[arg-type]  # three of them
+            **settings,
+        )
+        self._others, self._rescale = others, rescale_filters
         super().__init__([{**self._muon.defaults, **filters}, *others.param_groups], {})
 
     @torch.no_grad()

@@ -11,10 +11,11 @@ from autotune.training.optimizers.muon import Muon, muon_adamw
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 MUON: dict[str, Any] = {
+    "lr": 0.1,
+    "weight_decay": 0.2,
     "momentum": 0.6,
     "ns_steps": 5,
     "ns_coefficients": COEFFICIENTS,
-    "nesterov": True,
 }
 WITH_ADAMW: dict[str, Any] = {
     "batch_size": 64,
@@ -49,13 +50,14 @@ def as_matrix(tensor: torch.Tensor, memory_format: torch.memory_format) -> torch
 def test_filters_learn_as_the_matrices_they_are_with_torchs_muon(
     memory_format: torch.memory_format,
 ) -> None:
-    filters = nn.Parameter(torch.randn(8, 3, 3, 3).to(memory_format=memory_format))
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Linear(8, 2)).to(memory_format=memory_format)  # type: ignore[call-overload]
+    filters = model[0].weight
     matrix = nn.Parameter(as_matrix(filters.detach(), memory_format).clone())
     usual = nn.Parameter(filters.detach().flatten(1).clone())
-    other, settings = nn.Parameter(torch.zeros(1)), {"lr": 0.1, "weight_decay": 0.2}
+    others = torch.optim.SGD(model[1].parameters())
     optimizers = [
-        Muon({"params": [filters], **settings}, torch.optim.SGD([other]), rescale=False, **MUON),
-        *(torch.optim.Muon([each], **settings, **MUON) for each in (matrix, usual)),
+        Muon(model, others, 1024, rescale_filters=False, **MUON),
+        *(torch.optim.Muon([each], nesterov=True, **MUON) for each in (matrix, usual)),
     ]
     for _ in range(4):
         gradient = torch.randn(8, 3, 3, 3).to(memory_format=memory_format)
