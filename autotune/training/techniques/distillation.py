@@ -81,23 +81,13 @@ class Distillation(Technique):
             teacher_outputs = self._teacher(
                 inputs.float() if inputs.is_floating_point() else inputs
             )
-        distance = distillation_loss(outputs, teacher_outputs, self._temperature)
+        student = functional.log_softmax(outputs.float() / self._temperature, dim=-1)
+        teacher = functional.log_softmax(teacher_outputs.float() / self._temperature, dim=-1)
+        divergence = functional.kl_div(
+            student.flatten(0, -2), teacher.flatten(0, -2), reduction="batchmean", log_target=True
+        )
+        distance = divergence * self._temperature**2
         return (1 - self._mix) * loss(outputs, targets) + self._mix * distance
-
-
-def distillation_loss(
-    outputs: torch.Tensor, teacher_outputs: torch.Tensor, temperature: float
-) -> torch.Tensor:
-    """``T^2 * KL(softmax(teacher_outputs / T) || softmax(outputs / T))`` of logits ``[...,
-    classes]``, the mean over all but classes.
-
-    ``teacher_outputs`` are the teacher's logits, ``outputs`` the student's.
-    """
-    student = functional.log_softmax(outputs.float() / temperature, dim=-1).flatten(0, -2)
-    teacher = functional.log_softmax(teacher_outputs.float() / temperature, dim=-1).flatten(0, -2)
-    return (
-        functional.kl_div(student, teacher, reduction="batchmean", log_target=True) * temperature**2
-    )
 
 
 @lru_cache(maxsize=1)

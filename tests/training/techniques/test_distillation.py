@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from autotune.errors import ConfigError
 from autotune.training.checkpoint import save_weights, weights_metadata
-from autotune.training.techniques.distillation import Distillation, distillation_loss
+from autotune.training.techniques.distillation import Distillation
 from tests.conftest import MakeTrialConfig
 
 INPUT_SHAPE, NUM_CLASSES = (1, 8, 8), 3
@@ -62,33 +62,12 @@ def make(teacher: tuple[Path, Wide]) -> MakeDistillation:
     return make
 
 
-def test_the_divergence_is_the_formulas() -> None:
-    student, taught, temperature = (
-        [[1.0, 2.0, -1.0], [0.5, 0.0, 0.0]],
-        [[3.0, 0.0, 0.0], [0.0, 1.0, 2.0]],
-        2.0,
-    )
-
-    def soft(logits: list[float]) -> list[float]:
-        powers = [math.exp(each / temperature) for each in logits]
-        return [each / sum(powers) for each in powers]
-
-    wanted = 0.0
-    for logits, given in zip(student, taught, strict=True):
-        wanted += sum(
-            p * math.log(p / q) for p, q in zip(soft(given), soft(logits), strict=True)
-        ) / len(student)
-    found = distillation_loss(torch.tensor(student), torch.tensor(taught), temperature)
-    assert found.item() == pytest.approx(temperature**2 * wanted)
-
-
 def test_the_loss_is_the_mix(make: MakeDistillation, teacher: tuple[Path, Wide]) -> None:
     inputs, targets, outputs = torch.randn(6, *INPUT_SHAPE), torch.arange(6) % 3, torch.randn(6, 3)
-    taught = teacher[1](inputs)
-    plain, distance = (
-        functional.cross_entropy(outputs, targets),
-        distillation_loss(outputs, taught, 2.0),
-    )
+    soft_targets = (teacher[1](inputs) / 2.0).softmax(dim=1)
+    differences = soft_targets.log() - (outputs / 2.0).log_softmax(dim=1)
+    distance = 2.0**2 * (soft_targets * differences).sum(dim=1).mean()
+    plain = functional.cross_entropy(outputs, targets)
     for mix in (0.0, 0.25, 1.0):
         found = make(mix=mix).loss(functional.cross_entropy, outputs, targets, inputs)
         assert found.item() == pytest.approx(((1 - mix) * plain + mix * distance).item(), rel=1e-5)
@@ -100,13 +79,7 @@ def test_the_loss_is_the_mix(make: MakeDistillation, teacher: tuple[Path, Wide])
         ({"temperature": 0.0}, r"technique\.temperature: found 0\.0, must be above 0"),
         ({"mix": 1.5}, r"technique\.mix: found 1\.5, must be 0 to 1"),
         ({"checkpoint": None}, r"technique\.checkpoint: found null"),
-        (
-            {"num_classes": 4},
-            (
-                r"is for inputs of \[1, 8, 8\] and 3 classes, and the data has inputs of \[1, 8,"
-                r" 8\] and 4 classes"
-            ),
-        ),
+        ({"num_classes": 4}, r"is for inputs of \[1, 8, 8\] and 3 classes, and the data has .* 4"),
         ({"num_classes": None}, "and the data has inputs of .* and no classes"),
         ({"input_shape": (3, 8, 8)}, r"and the data has inputs of \[3, 8, 8\] and 3 classes"),
     ],

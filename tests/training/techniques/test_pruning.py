@@ -89,6 +89,9 @@ def test_an_evaluation_counts_only_after_the_last_pruning(structured: bool) -> N
             pruning.before_step(net, step, TOTAL_STEPS)
             found.append(pruning.counts(net, step + 1, TOTAL_STEPS))
         assert found == [step >= first for step in range(1, TOTAL_STEPS + 1)]
+        average = make_net()  # which has not taken the last pruning yet
+        make_pruning(structured=structured).start(average)
+        assert not pruning.counts(average, TOTAL_STEPS, TOTAL_STEPS)
 
 
 def test_a_model_with_nothing_to_prune_is_refused() -> None:
