@@ -57,7 +57,10 @@ def test_filters_learn_as_the_matrices_they_are_with_torchs_muon(
     others = torch.optim.SGD(model[1].parameters())
     optimizers = [
         Muon(model, others, 1024, rescale_filters=False, **MUON),
-        *(torch.optim.Muon([each], nesterov=True, **MUON) for each in (matrix, usual)),
+        *(
+            torch.optim.Muon([each], nesterov=True, **MUON | {"weight_decay": 0.2 / 0.1})
+            for each in (matrix, usual)
+        ),
     ]
     for _ in range(4):
         gradient = torch.randn(8, 3, 3, 3).to(memory_format=memory_format)
