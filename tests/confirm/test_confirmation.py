@@ -15,44 +15,24 @@ from autotune.confirm.confirmation import (
 )
 from autotune.confirm.race import MIN_PAIRS, RaceLimits
 from autotune.confirm.statistics import RunScore
-from autotune.measurement import Evaluation, TrialResult
+from autotune.measurement import TrialResult
 from autotune.objective import AmortisedTime, Objective
 from autotune.outcome import Outcome
 from autotune.reporting.scores import run_score
 from autotune.space import Suggestion
+from tests.support.records import make_evaluation, make_result
 
 OBJECTIVE = AmortisedTime(num_trainings=1)
 BASELINE = Suggestion({"lr": 0.1})
 
 
-def make_result(
+def made(
     trial: int, seconds: float | None, *, reached: bool = True, lr: float = 0.1
 ) -> TrialResult:
-    evaluation = Evaluation(
-        step=1,
-        epoch=1.0,
-        samples=1,
-        build_seconds=0.0,
-        prepare_seconds=0.0,
-        train_seconds=seconds or 0.0,
-        evaluate_seconds=0.0,
-        metric=1.0,
-        loss=0.0,
-        samples_per_second=1.0,
-        peak_memory_bytes=None,
-        energy_joules=None,
-    )
-    return TrialResult(
-        trial=trial,
-        values={"lr": lr},
-        overrides=(f"lr={lr}",),
-        seed=0,
-        outcome=Outcome.REACHED if reached else Outcome.MISSED if seconds else Outcome.ERRORED,
-        evaluations=(evaluation,) if seconds else (),
-        started_at=0.0,
-        stopped_at=0.0,
-        fingerprint={},
-    )
+    """The result of a trial; without ``seconds`` it crashed."""
+    outcome = Outcome.REACHED if reached else Outcome.MISSED if seconds else Outcome.ERRORED
+    evaluations = [make_evaluation(seconds)] if seconds else []
+    return make_result(trial, outcome, *evaluations, values={"lr": lr}, stopped_at=0.0)
 
 
 def planned(
@@ -67,11 +47,11 @@ def planned(
 
     Without ``results`` they took as long, each with a configuration of its own.
     """
-    made = {trial: make_result(trial, each, lr=0.1 * (trial + 1)) for trial, each in times.items()}
+    usual = {trial: made(trial, each, lr=0.1 * (trial + 1)) for trial, each in times.items()}
     return plan_race(
         baseline_trial=0,
         baseline=baseline,
-        results=results or made,
+        results=results or usual,
         expected_scores=times,
         objective=OBJECTIVE,
         num_candidates=num_candidates,
@@ -92,7 +72,7 @@ def concluded(
     Those in ``missed`` fell short of the target.
     """
     runs = {
-        (trial, number): make_result(
+        (trial, number): made(
             trial, each, reached=each is not None and (trial, number) not in missed
         )
         for trial, row in enumerate((baseline, winner))
@@ -106,7 +86,7 @@ def concluded(
 
 def test_the_baseline_comes_first_and_each_configuration_once() -> None:
     times, rates = {0: 5.0, 1: 2.0, 2: 3.0, 3: 1.0, 4: 4.0}, (1.0, 0.2, 0.3, 0.2, 1.0)
-    results = {trial: make_result(trial, times[trial], lr=rates[trial]) for trial in times}
+    results = {trial: made(trial, times[trial], lr=rates[trial]) for trial in times}
     race = planned(times, results, baseline=Suggestion({"lr": 1}))
     assert [(each.trial, each.label, each.expected_score) for each in race.configurations] == [
         (0, "baseline", 5.0),
@@ -118,14 +98,14 @@ def test_the_baseline_comes_first_and_each_configuration_once() -> None:
 
 
 def test_a_baseline_that_fell_short_is_expected_to_take_more_than_it_spent() -> None:
-    results = {0: make_result(0, 7.0, reached=False), 1: make_result(1, 2.0, lr=0.2)}
+    results = {0: made(0, 7.0, reached=False), 1: made(1, 2.0, lr=0.2)}
     baseline, _ = planned({1: 2.0}, results).configurations
     assert (baseline.expected_score, baseline.least_score) == (None, 7.0)
 
 
 def test_a_race_is_kept_and_goes_on_as_it_was_planned() -> None:
     race = planned({0: 5.0, 1: 2.0, 2: 3.0}, first_round=7)
-    results = {trial: make_result(trial, 1.0, lr=0.1 * (trial + 1)) for trial in range(3)}
+    results = {trial: made(trial, 1.0, lr=0.1 * (trial + 1)) for trial in range(3)}
     assert PlannedRace.from_dict(race.as_dict(), BASELINE, results) == race
 
 
@@ -133,15 +113,15 @@ def on_device(
     device_type: str, trial: int, *, build_seconds: float = 0.0, wall_seconds: float = 9.0
 ) -> TrialResult:
     """A training of one second, which spent half a second on preparing and evaluating, too."""
-    made = make_result(trial, 1.0, lr=0.1 * (trial + 1))
+    result = made(trial, 1.0, lr=0.1 * (trial + 1))
     phases = replace(
-        made.evaluations[0],
+        result.evaluations[0],
         build_seconds=build_seconds,
         prepare_seconds=0.25,
         evaluate_seconds=0.25,
     )
     return replace(
-        made,
+        result,
         evaluations=(phases,),
         stopped_at=wall_seconds,
         fingerprint={"device_type": device_type},
@@ -178,14 +158,10 @@ def test_on_a_gpu_all_seconds_of_a_run_are_taken_from_the_budget(
 
 def test_runs_of_an_earlier_race_have_no_part_in_a_later_one() -> None:
     race = planned({0: 5.0, 1: 1.0}, first_round=4)
-    old = {(trial, number): make_result(trial, 1.0) for trial in (0, 1) for number in range(4)}
+    old = {(trial, number): made(trial, 1.0) for trial in (0, 1) for number in range(4)}
     limits = RaceLimits(max_runs=40, num_pairs=2)
     assert race.state(old, limits, OBJECTIVE).pending == race.state({}, limits, OBJECTIVE).pending
-    new = {
-        (trial, number): make_result(trial, [4.0, 2.0][trial])
-        for trial in (0, 1)
-        for number in (4, 5)
-    }
+    new = {(trial, number): made(trial, [4.0, 2.0][trial]) for trial in (0, 1) for number in (4, 5)}
     confirmed = conclude(race, {**old, **new}, limits, OBJECTIVE)
     assert confirmed.speed_up is not None
     assert (confirmed.speed_up.ratio, len(confirmed.runs)) == (2.0, 4)
@@ -229,5 +205,5 @@ def test_an_objective_without_a_bound_gives_no_score_to_what_fell_short() -> Non
         def score(self, result: TrialResult) -> float:
             return OBJECTIVE.score(result)
 
-    assert run_score(make_result(0, 8.0, reached=False), Only()) == RunScore(None, reached=False)
+    assert run_score(made(0, 8.0, reached=False), Only()) == RunScore(None, reached=False)
     assert concluded([8.0], [2.0], missed=[(0, 0)], objective=Only()).speed_up is None

@@ -19,11 +19,11 @@ from mlflow import MlflowClient
 from autotune.compare import compare_command
 from autotune.confirm.compare import check_failures
 from autotune.errors import ConfigError, WorkerError
-from autotune.measurement import TrialResult
 from autotune.objective import AmortisedTime
 from autotune.outcome import Outcome
 from autotune.reporting.comparison import Compared
 from tests.support.patience import exit_code, wait_until
+from tests.support.records import make_result
 
 pytestmark = [
     pytest.mark.ray,
@@ -292,13 +292,7 @@ print(found.is_complete, sorted(found.configurations[1].runs))
 
 def side_of(*outcomes: Outcome, error: str = "") -> Compared:
     """Side b with runs that ended before their first evaluation."""
-    nothing: dict[str, Any] = {"values": {}, "overrides": (), "evaluations": (), "fingerprint": {}}
-    runs = {
-        number: TrialResult(
-            trial=0, seed=0, outcome=outcome, started_at=0.0, stopped_at=0.0, error=error, **nothing
-        )
-        for number, outcome in enumerate(outcomes)
-    }
+    runs = {number: make_result(0, outcome, error=error) for number, outcome in enumerate(outcomes)}
     return Compared(
         name="b", overrides=(), config={}, objective=AmortisedTime(num_trainings=1), runs=runs
     )
