@@ -6,8 +6,7 @@ import logging
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from operator import itemgetter
@@ -92,29 +91,19 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
             files once it can.
     """
     end, folder = _Conclusion(live, confirmation), live.plan.folder
-    with _told_faults(live.plan):
+    try:
         no_script = end.write_files()
+    except (FileError, OSError) as error:
+        command = live.plan.command_line()
+        raise StudyError(
+            f"{error}; every run is kept, and the files are written with: {command}"
+        ) from error
     try:
         return end.print(no_script)
     finally:
-        with _told_faults(live.plan):
-            _draw(live)
+        _draw(live)
         kept = [folder / name for name in _KEPT if (folder / name).exists()]
         live.tracker.close(end.for_tracker([*kept, *sorted((folder / "figures").glob("*.html"))]))
-
-
-@contextmanager
-def _told_faults(plan: StudyPlan) -> Iterator[None]:
-    """Context in which files are written.
-
-    What goes wrong is raised as a StudyError that says how to write them again.
-    """
-    try:
-        yield
-    except (FileError, OSError) as error:
-        raise StudyError(
-            f"{error}; every run is kept, and the files are written with: {plan.command_line()}"
-        ) from error
 
 
 def _draw(live: LiveStudy) -> None:
@@ -127,8 +116,6 @@ def _draw(live: LiveStudy) -> None:
 
     try:
         write_study_report(live.plan.folder)
-    except FileError:
-        raise
     except Exception as error:  # whatever it is, hours of training must not end in it
         logger.exception("the report was not written")
         text = " ".join(str(error).split())
@@ -342,6 +329,7 @@ class _Conclusion:
             self.say(line, style="yellow")
         if self.best is None if self.confirmation else not self.policy.scores:
             self._print_nothing_reached()
+            self._print_page()
             return EXIT_NOT_REACHED
         for line in self.front.lines if self.front is not None else ():
             self.say(line)
@@ -352,7 +340,7 @@ class _Conclusion:
                 f" {'fastest' if plan.score_format.is_time else 'best'} trial was {trial},"
                 f" {plan.score_format.format(score)}"
             )
-            _say_page(self.live)
+            self._print_page()
         else:
             self._print_confirmed(self.confirmation, no_script)
         return 0
@@ -428,7 +416,13 @@ class _Conclusion:
             f"search further: {self.plan.further_command}\nor make it easier: target.value,"
             " target.max_train_seconds (another study.name then)"
         )
-        _say_page(self.live)
+
+    def _print_page(self) -> None:
+        """Print where the tracker shows the trials."""
+        tracker = self.live.tracker
+        if tracker.page is not None:  # whose viewStateShareKey= is no secret
+            page = f"{tracker.name}, the trials, best first: {tracker.page}"
+            self.live.console.print(page, markup=False, highlight=False, soft_wrap=True)
 
 
 def _is_exported(confirmation: Confirmation) -> bool:
@@ -461,9 +455,3 @@ def _export_command(plan: StudyPlan) -> str:
         words.append(f"folder={shown_path(studies)}")
     config_dir = "my_conf" if folder is None else shown_path(Path(folder).absolute())
     return f"python -m autotune export {shlex.join([*words, '--config-dir', config_dir])}"
-
-
-def _say_page(live: LiveStudy) -> None:
-    if live.tracker.page is not None:  # whose viewStateShareKey= is no secret
-        page = f"{live.tracker.name}, the trials, best first: {live.tracker.page}"
-        live.console.print(page, markup=False, highlight=False, soft_wrap=True)
