@@ -166,26 +166,12 @@ class _Conclusion:
         if self.confirmation is None or self.best is None:
             return None
         replace_file(folder / "best.json", summary)
-        comments = self._origin(self.confirmation, self.best)
+        comments = _origin(plan, self.confirmation, self.best)
         seed = policy.results[self.best.trial].seed
         text, trial = exported_experiment(plan.composer, self.best.suggestion, seed, comments)
         replace_file(folder / "best.yaml", text)
         keep_best_weights(folder, self.best.trial)
         return write_program(folder, trial, text, num_threads=plan.num_threads(trial))
-
-    def _origin(self, confirmation: Confirmation, best: Configuration) -> list[str]:
-        """Lines on where the exported configuration comes from, for comments."""
-        scores, speed_up = confirmation.scores[best.trial], confirmation.speed_up
-        reached = ", ".join(f"{score:.3g}" for score, reached in scores.scored_runs if reached)
-        lines = [
-            f"Exported by autotune from study {self.plan.name}, {best.label}:"
-            f" {self.plan.trial.target} in {reached} {scores.scale.unit}".rstrip()
-            + f" on fresh seeds, {describe_reached(scores)}."
-        ]
-        if speed_up and not confirmation.is_baseline_best:
-            gain = scores.scale.gain.capitalize()
-            lines.append(f"{gain} over the baseline: {describe_ratio(speed_up)}.")
-        return [*lines, "The seed is the search trial's own."]
 
     def summary(self) -> dict[str, Any]:
         """Content of ``summary.json`` and ``best.json``: the study's result as plain data, for
@@ -443,6 +429,21 @@ def _verdict(confirmation: Confirmation) -> list[tuple[str, str]]:
             if each is not chosen
         ],
     )
+
+
+def _origin(plan: StudyPlan, confirmation: Confirmation, best: Configuration) -> list[str]:
+    """Lines on where the exported configuration comes from, for comments."""
+    scores, speed_up = confirmation.scores[best.trial], confirmation.speed_up
+    reached = ", ".join(f"{score:.3g}" for score, reached in scores.scored_runs if reached)
+    lines = [
+        f"Exported by autotune from study {plan.name}, {best.label}:"
+        f" {plan.trial.target} in {reached} {scores.scale.unit}".rstrip()
+        + f" on fresh seeds, {describe_reached(scores)}."
+    ]
+    if speed_up and not confirmation.is_baseline_best:
+        gain = scores.scale.gain.capitalize()
+        lines.append(f"{gain} over the baseline: {describe_ratio(speed_up)}.")
+    return [*lines, "The seed is the search trial's own."]
 
 
 def _export_command(plan: StudyPlan) -> str:
