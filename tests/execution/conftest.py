@@ -2,7 +2,9 @@
 line before anything runs.
 """
 
+import contextlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -127,3 +129,30 @@ def write(tmp_path: Path) -> Write:
         return "my_conf"
 
     return write
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """The folder for studies, on a file system of 16 megabytes."""
+    folder = tmp_path / "outputs"
+    folder.mkdir()
+    mount = shutil.which("mount") and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", folder],
+        check=False,
+        capture_output=True,
+    )
+    if not mount or mount.returncode:
+        pytest.skip("needs to mount a file system")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Fill a disk with a file, and return its path."""
+    filler = disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    return filler

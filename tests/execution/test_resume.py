@@ -2,12 +2,10 @@
 and nothing stays behind.
 """
 
-import contextlib
 import os
 import shlex
 import signal
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import psutil
 import pytest
 
 from autotune.search.study import confirmations, finished_results, read_study
+from tests.execution.conftest import fill
 from tests.support.patience import exit_code, is_alive, wait_until
 from tests.support.studies import rows_of, runs_of
 
@@ -207,26 +206,6 @@ def test_no_process_is_left_behind(long: Long) -> None:
         wait_until(lambda left=session.processes: not any(map(is_alive, left)))
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """The folder for studies, on a file system of 16 megabytes."""
-    folder = tmp_path / "outputs"
-    folder.mkdir()
-    if (
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", folder],
-            check=False,
-            capture_output=True,
-        ).returncode
-        != 0
-    ):
-        pytest.skip("needs to mount a file system")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
-
-
 def test_a_study_on_a_full_disk_ends_in_one_line_and_goes_on_once_there_is_room(
     commands: Any, tmp_path: Path, small_disk: Path
 ) -> None:
@@ -237,10 +216,7 @@ def test_a_study_on_a_full_disk_ends_in_one_line_and_goes_on_once_there_is_room(
     ]
     process = commands.start(*arguments, folder=tmp_path)
     wait_until(lambda: len(_rows(tmp_path)) >= 2, process=process)
-    filler = small_disk / "filler"
-    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
+    filler = fill(small_disk)
     assert exit_code(process) == 2
     said = (tmp_path / "err.txt").read_text()
     assert said.count("\n") == 1, said

@@ -2,33 +2,15 @@
 anything is trained.
 """
 
-import contextlib
-import os
-import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from autotune.errors import AutotuneError, StudyError
 from autotune.execution.study_folder import log_file, sole_user
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small disk of its own, of 256 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = shutil.which("mount") and subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)],
-        check=False,
-        capture_output=True,
-    )
-    if not mounted or mounted.returncode:
-        pytest.skip("needs root, to mount a disk")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+from tests.execution.conftest import fill
 
 
 def _refused(folder: Path) -> str:
@@ -99,27 +81,19 @@ def test_a_link_where_autotune_appends_leads_nowhere(tmp_path: Path, name: str) 
             lambda disk: subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True),
             "Read-only file system",
         ),
-        (lambda disk: _fill(disk, room=0), "No space left on device"),
+        (fill, "No space left on device"),
     ],
 )
 def test_a_full_or_read_only_disk_is_told_before_anything_is_trained(
-    disk: Path, prepare: Callable[[Path], object], said: str
+    small_disk: Path, prepare: Callable[[Path], object], said: str
 ) -> None:
-    folder = disk / "whole"
+    folder = small_disk / "whole"
     with sole_user(folder):
         pass
-    prepare(disk)
+    prepare(small_disk)
     refused = _refused(folder)
     assert refused.startswith("study.folder: whole")
     assert refused.endswith(f": cannot be written: {said}")
-
-
-def _fill(disk: Path, *, room: int) -> None:
-    """Fill a disk up to a number of bytes."""
-    with (disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(4096))
-    os.truncate(disk / "filler", (disk / "filler").stat().st_size - room)
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
