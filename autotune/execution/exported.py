@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,22 +144,15 @@ def run_weights_path(study_folder: Path, run: str) -> Path:
     return study_folder / _WEIGHTS_FOLDER / f"{run}.safetensors"
 
 
-def keep_first_weights(
-    study_folder: Path, run: str, result: TrialResult, *, earlier: Iterable[TrialResult]
-) -> None:
-    """Keep the weights of a run if it is the first of its configuration, by round, to reach the
-    target, else delete them.
-
-    Args:
-        earlier: the configuration's results of earlier rounds. Runs of later rounds may have ended
-            first, beside this one.
+def keep_first_weights(study_folder: Path, run: str, result: TrialResult) -> None:
+    """Keep the weights of a run that ended if no run of its configuration that reached the target
+    has left any yet, else delete them.
     """
     run_weights = run_weights_path(study_folder, run)
     kept = _weights_path(study_folder, result.trial)
     # the run ended early, or on a machine without this folder
     with contextlib.suppress(FileNotFoundError):
-        is_first = all(other.outcome is not Outcome.REACHED for other in earlier)
-        if result.outcome is Outcome.REACHED and (is_first or not kept.exists()):
+        if result.outcome is Outcome.REACHED and not kept.exists():
             run_weights.replace(kept)
         else:
             run_weights.unlink()

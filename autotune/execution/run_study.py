@@ -276,10 +276,8 @@ def _confirm(live: LiveStudy, size: ClusterSize) -> None:
         )
 
     def on_end(run: Run, result: TrialResult) -> None:
-        made = confirmations(live.study)
-        earlier = [made[key] for key in made if key[0] == run.configuration and key[1] < run.number]
         store_confirmation(live.study, run.configuration, run.number, result)
-        keep_first_weights(plan.folder, run.tracked.name, result, earlier=earlier)
+        keep_first_weights(plan.folder, run.tracked.name, result)
 
     display = RunsDisplay(
         live.console,

@@ -2,7 +2,6 @@
 weights of which run.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -84,24 +83,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def leave(folder: Path, trial: int, *outcomes: Outcome, order: Sequence[int] = (0, 1)) -> None:
-    """Leave the weights of a configuration's runs, which end in the given order, with outcomes."""
-    results = {number: make_result(trial, outcomes[number]) for number in order}
-    for index, number in enumerate(order):
+def leave(folder: Path, trial: int, *outcomes: Outcome) -> None:
+    """Leave the weights of a configuration's runs, which end one after the other."""
+    for number, outcome in enumerate(outcomes):
         run = f"confirm-{trial}-{number}"
         run_weights_path(folder, run).write_text(f"weights of {run}")
-        earlier = [results[other] for other in order[:index] if other < number]
-        keep_first_weights(folder, run, results[number], earlier=earlier)
-
-
-@pytest.mark.parametrize(("outcome", "kept"), [(Outcome.REACHED, 0), (Outcome.MISSED, 1)])
-def test_a_run_of_an_earlier_round_that_ends_later_counts_as_the_first(
-    tmp_path: Path, outcome: Outcome, kept: int
-) -> None:
-    run_weights_path(tmp_path, "").parent.mkdir()
-    leave(tmp_path, 5, outcome, Outcome.REACHED, order=(1, 0))
-    keep_best_weights(tmp_path, 5)
-    assert (tmp_path / WEIGHTS).read_text() == f"weights of confirm-5-{kept}"
+        keep_first_weights(folder, run, make_result(trial, outcome))
 
 
 @pytest.mark.parametrize(("best", "run"), [(3, "confirm-3-1"), (7, "confirm-7-0")])
@@ -118,6 +105,6 @@ def test_the_best_configurations_first_run_that_reached_is_kept_and_nothing_else
 def test_weights_of_an_earlier_winner_do_not_pass_for_the_new_ones(folder: Path) -> None:
     keep_best_weights(folder, 7)
     # on a machine that has not this folder
-    keep_first_weights(folder, "confirm-9-0", make_result(9, Outcome.REACHED), earlier=[])
+    keep_first_weights(folder, "confirm-9-0", make_result(9, Outcome.REACHED))
     keep_best_weights(folder, 9)
     assert not (folder / WEIGHTS).exists()
