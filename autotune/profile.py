@@ -6,15 +6,13 @@ input.
 """
 
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from autotune.config.command_keys import own_key, own_keys_help, read_own_keys
 from autotune.config.command_line import composer_of, parse_command_line, print_config, run_main
-from autotune.config.experiments import names_experiment, require_experiment
-from autotune.errors import ConfigError, ExecutionError, FileError
-from autotune.files import make_folder
+from autotune.config.experiments import dated_name, names_experiment, require_experiment
+from autotune.errors import ExecutionError
 from autotune.remote import user_path
 from autotune.reporting.study_files import write_json
 from autotune.reporting.terminal import output_console
@@ -49,16 +47,12 @@ def profile_command(arguments: Sequence[str]) -> int:
     composed = composer.compose()
     config, experiment = composed.trial, composed.choices["experiment"]
     train_missing_sources(composer, lambda line: print(line, flush=True))
-    try:
-        parent = make_folder(user_path(composed.config.study.folder))
-    except FileError as error:
-        raise ConfigError(f"study.folder: {error}") from error
+    folder = user_path(composed.config.study.folder) / dated_name(f"profile-{experiment}")
     # set before torch is imported, whose profiler otherwise logs each start and stop
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     from autotune.reporting.profile import print_profile  # noqa: PLC0415  # imports torch
     from autotune.training import device, profiling  # noqa: PLC0415  # import torch
 
-    folder = parent / f"profile-{experiment.replace('/', '_')}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
         profile = profiling.profile_training(
             config,

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from autotune.config.command_keys import own_key, own_keys_help, read_own_keys, refuse_other_keys
 from autotune.config.command_line import parse_command_line, run_main
-from autotune.errors import ConfigError, FileError
+from autotune.errors import ConfigError
 from autotune.files import make_folder, replace_file
 from autotune.recording import read_recording
 from autotune.remote import refuse_url, user_path
@@ -60,12 +60,9 @@ def record_command(arguments: Sequence[str]) -> int:
     with TemporaryDirectory() as temporary:
         study, fetched = fetch_recording(own.mlflow_run, own.tracking_uri, Path(temporary))
         recording = read_recording(fetched)
-        try:
-            make_folder(output)
-            for file in fetched.iterdir():
-                replace_file(output / file.name, file.read_bytes())
-        except FileError as error:
-            raise ConfigError(f"output={error}") from error
+        make_folder(output)
+        for file in fetched.iterdir():
+            replace_file(output / file.name, file.read_bytes())
     num_evaluations = sum(len(trial.steps) for trial in recording.trials)
     print(
         f"wrote {output}: study {study}, {len(recording.trials)} trials, {num_evaluations}"

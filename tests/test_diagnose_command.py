@@ -53,7 +53,6 @@ def test_without_measuring_devices_and_what_is_left_out_are_told(
     [
         (["second=1"], "second: no such key (did you mean seconds=...?)"),
         (["output=s3://x/machine.json"], "output: found the URL s3://x/machine.json"),
-        (["output=machine.txt"], "output: cannot write 'machine.txt'"),
         (["experiment=cnn", "batch_sise=32"], "batch_sise: no such key"),
     ],
 )
