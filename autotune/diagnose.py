@@ -17,7 +17,7 @@ from autotune.config.command_line import composer_of, parse_command_line, print_
 from autotune.config.experiments import names_experiment
 from autotune.execution.cluster import capabilities_of
 from autotune.execution.plan import plan_study
-from autotune.remote import refuse_url
+from autotune.remote import refuse_url, user_path
 from autotune.reporting.study_files import write_json
 from autotune.reporting.terminal import output_console
 from autotune.yaml_files import yaml_text

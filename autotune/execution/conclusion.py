@@ -315,7 +315,7 @@ class _Conclusion:
             self.say(line, style="yellow")
         if self.best is None if self.confirmation else not self.policy.scores:
             self._print_nothing_reached()
-            self._print_page()
+            _say_page(self.live)
             return EXIT_NOT_REACHED
         for line in self.front.lines if self.front is not None else ():
             self.say(line)
@@ -326,7 +326,7 @@ class _Conclusion:
                 f" {'fastest' if plan.score_format.is_time else 'best'} trial was {trial},"
                 f" {plan.score_format.format(score)}"
             )
-            self._print_page()
+            _say_page(self.live)
         else:
             self._print_confirmed(self.confirmation, no_script)
         return 0
@@ -403,13 +403,6 @@ class _Conclusion:
             " target.max_train_seconds (another study.name then)"
         )
 
-    def _print_page(self) -> None:
-        """Print where the tracker shows the trials."""
-        tracker = self.live.tracker
-        if tracker.page is not None:  # whose viewStateShareKey= is no secret
-            page = f"{tracker.name}, the trials, best first: {tracker.page}"
-            self.live.console.print(page, markup=False, highlight=False, soft_wrap=True)
-
 
 def _is_exported(confirmation: Confirmation) -> bool:
     return confirmation.chosen is not None and confirmation.best is confirmation.chosen
@@ -456,3 +449,10 @@ def _export_command(plan: StudyPlan) -> str:
         words.append(f"folder={shown_path(studies)}")
     config_dir = "my_conf" if folder is None else shown_path(Path(folder).absolute())
     return f"python -m autotune export {shlex.join([*words, '--config-dir', config_dir])}"
+
+
+def _say_page(live: LiveStudy) -> None:
+    """Print where the tracker shows the trials."""
+    if live.tracker.page is not None:  # whose viewStateShareKey= is no secret
+        page = f"{live.tracker.name}, the trials, best first: {live.tracker.page}"
+        live.console.print(page, markup=False, highlight=False, soft_wrap=True)
