@@ -87,7 +87,7 @@ def test_a_training_that_is_kept_goes_on_from_there_and_no_other_does(
     assert train_command(command) == EXIT_NOT_REACHED
     again = capsys.readouterr().out
     assert again.splitlines()[1] == first.splitlines()[2], "it had ended, and says so again"
-    with pytest.raises(DataError, match="holds a training with another seed"):
+    with pytest.raises(DataError, match=r"holds another training \(seed: "):
         train_command([*command, "seed=5"])
 
 

@@ -248,33 +248,22 @@ def saved_progress(
     state, wanted = read_state(folder), without_secrets_in(config.as_dict())
     with told_damage(folder):
         saved = {key: value for key, value in state["config"].items() if key in wanted}
-        different = [
-            key
-            for key, value in wanted.items()
-            if first_difference({key: saved[key]} if key in saved else {}, {key: value}) is not None
-        ]
-    if different:
-        raise DataError(
-            f"checkpoint.folder: {folder} holds a training with another {', '.join(different)};"
-            " use an empty folder, or its own"
-        )
-    with told_damage(folder):
+        if (difference := first_difference(saved, wanted)) is not None:
+            raise DataError(
+                f"checkpoint.folder: {folder} holds another training ({difference}); use an empty"
+                " folder, or its own"
+            )
         evaluation = Evaluation.from_dict(state["evaluation"])
-        times = (
-            evaluation.build_seconds,
-            evaluation.prepare_seconds,
-            evaluation.train_seconds,
-            evaluation.evaluate_seconds,
+        spent = (
+            (Phase.BUILD, evaluation.build_seconds, evaluation.build_joules),
+            (Phase.PREPARE, evaluation.prepare_seconds, 0.0),
+            # includes the joules of prepare
+            (Phase.TRAIN, evaluation.train_seconds, evaluation.energy_joules),
+            (Phase.EVALUATE, evaluation.evaluate_seconds, 0.0),
         )
-        if not all(math.isfinite(seconds) for seconds in times):
-            raise ValueError(f"found {times} as seconds")
-    for phase, seconds, joules in (
-        (Phase.BUILD, evaluation.build_seconds, evaluation.build_joules),
-        (Phase.PREPARE, evaluation.prepare_seconds, 0.0),
-        # includes the joules of prepare
-        (Phase.TRAIN, evaluation.train_seconds, evaluation.energy_joules),
-        (Phase.EVALUATE, evaluation.evaluate_seconds, 0.0),
-    ):
+        if not all(math.isfinite(seconds) for _, seconds, _ in spent):
+            raise ValueError(f"found {spent} as seconds and joules")
+    for phase, seconds, joules in spent:
         clock.add(phase, seconds, joules)
     clock.reused_build_seconds += evaluation.reused_build_seconds
     return folder, state, evaluation

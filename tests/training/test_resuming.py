@@ -16,14 +16,6 @@ from autotune.training.loop import train
 
 MakeConfig = Callable[..., TrialConfig]
 
-PARTS = {
-    "adaptive, averaged, augmented": (
-        "optimizer=adamw",
-        "lr_schedule=cosine",
-        "averaging=ema",
-        "augmentation=flip_shift",
-    ),
-}
 SLOW_PARTS = {
     "plain": (),
     "schedule and momentum": ("lr_schedule=one_cycle",),
@@ -34,8 +26,8 @@ SLOW_PARTS = {
     "schedule-free": ("optimizer=schedule_free_adamw",),
     "pruned": ("technique=pruning",),
 }
-ALL_PARTS = [
-    *(pytest.param(overrides, id=name) for name, overrides in PARTS.items()),
+PARTS = [
+    ("optimizer=adamw", "lr_schedule=cosine", "averaging=ema", "augmentation=flip_shift"),
     *(
         pytest.param(overrides, id=name, marks=pytest.mark.slow)
         for name, overrides in SLOW_PARTS.items()
@@ -60,41 +52,26 @@ def numbers(evaluations: list[Evaluation]) -> list[tuple[int, float, float]]:
     return [(each.step, each.metric, each.loss) for each in evaluations]
 
 
-@pytest.mark.parametrize("overrides", ALL_PARTS)
-def test_a_training_goes_on_with_the_numbers_it_would_have_had(
+@pytest.mark.parametrize("overrides", PARTS)
+def test_a_training_that_was_ended_or_paused_goes_on_with_the_numbers_it_would_have_had(
     short: MakeConfig, tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
-    config = short(*overrides)
+    config, kept, paused = short(*overrides), tmp_path / "kept", tmp_path / "paused"
     whole = list(train(config))
     assert len(whole) == 4
-    first = train(config, state_folder=tmp_path)
+    first = train(config, state_folder=kept)
     begun = [next(first), next(first)]
+    assert first.send(paused) == begun[-1]
+    assert numbers([*begun, next(first)]) == numbers(whole[:3]), "what kept it can go on itself"
     first.close()
     torch.manual_seed(99)
     np.random.seed(99)
-    rest = list(train(config, state_folder=tmp_path))
-    assert numbers(begun) == numbers(whole[:2])
-    assert numbers(rest) == numbers(whole[2:])
-
-
-@pytest.mark.parametrize("overrides", ALL_PARTS)
-def test_a_paused_training_goes_on_with_the_numbers_it_would_have_had(
-    short: MakeConfig, tmp_path: Path, overrides: tuple[str, ...]
-) -> None:
-    config = short(*overrides)
-    whole = list(train(config))
-    first = train(config)
-    begun = [next(first), next(first)]
-    assert first.send(tmp_path) == begun[-1]
-    goes_on = next(first)
-    first.close()
-    again = train(config, paused_folder=tmp_path)
+    assert numbers(list(train(config, state_folder=kept))) == numbers(whole[3:])
+    again = train(config, paused_folder=paused)
     rest = [next(again)]
-    assert again.send(tmp_path) == rest[-1], "it can be paused again"
+    assert again.send(paused) == rest[-1], "it can be paused again"
     again.close()
-    rest += list(train(config, paused_folder=tmp_path))
-    assert numbers(begun) == numbers(whole[:2])
-    assert numbers([goes_on]) == numbers(whole[2:3]), "what kept it can go on itself"
+    rest += list(train(config, paused_folder=paused))
     assert numbers(rest) == numbers(whole[2:])
 
 
@@ -123,5 +100,5 @@ def test_a_training_that_had_ended_says_so_again_and_trains_no_more(
 
 def test_a_state_of_another_configuration_is_refused(short: MakeConfig, tmp_path: Path) -> None:
     list(train(short(), state_folder=tmp_path))
-    with pytest.raises(DataError, match="holds a training with another batch_size, seed;"):
+    with pytest.raises(DataError, match=r"another training \(batch_size: 128 there, 32 here\);"):
         list(train(replace(short(), batch_size=32, seed=8), state_folder=tmp_path))

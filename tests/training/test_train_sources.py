@@ -78,9 +78,3 @@ def test_a_source_that_cannot_be_trained_is_one_line(
     assert str(refused.value).startswith(said)
     assert "\n" not in str(refused.value)
     assert not composer.sources["base"].path.exists()
-
-
-def test_what_needs_no_source_trains_none() -> None:
-    composer = Composer(["experiment=cnn"])
-    composer.compose()
-    train_missing_sources(composer, pytest.fail)
