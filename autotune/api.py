@@ -10,7 +10,6 @@ import inspect
 import keyword
 import math
 import re
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -31,7 +30,6 @@ from autotune.errors import (
     WorkerError,
     did_you_mean,
 )
-from autotune.execution import interrupt
 from autotune.files import make_folder, replace_file
 from autotune.measurement import Target
 from autotune.pickling import pickled
@@ -351,8 +349,6 @@ def _run(arguments: Sequence[str], study_folder: Path, *, quiet: bool) -> TuneRe
         error.add_note(error.traceback_text)
         raise
     if exit_code == EXIT_INTERRUPTED:
-        if (number := interrupt.latest_signal) not in (None, signal.SIGINT):
-            sys.exit(128 + number)  # as a shell says that a signal ended a program
         raise KeyboardInterrupt
     return TuneResult(study_folder.name, study_folder)
 

@@ -14,7 +14,9 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -33,6 +35,9 @@ EXIT_INTERRUPTED = 130
 
 _AGAIN_SECONDS = 0.05
 """From an interrupt that Python dropped to the next, so that what dropped it is over."""
+_SAME_SECONDS = 1.0
+"""Seconds within which signals count as one: ``timeout`` sends one to the process and one to its
+group; a closed terminal may, too."""
 
 COMMANDS = {
     "tune": ("autotune.tune_study", "find the fastest configuration; the word may be left out"),
@@ -244,6 +249,33 @@ def ending_signals() -> list[signal.Signals]:
         for number in numbers
         if number is signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN
     ]
+
+
+@contextmanager
+def interruptible() -> Iterator[threading.Event]:
+    """Yield an event that the first Ctrl-C, SIGTERM or SIGHUP sets.
+
+    The second one raises KeyboardInterrupt.
+    """
+    event, first_at = threading.Event(), 0.0
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal first_at
+        if not event.is_set():
+            first_at = time.monotonic()
+            event.set()
+        elif time.monotonic() - first_at > _SAME_SECONDS:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield event  # only the main thread may handle signals
+        return
+    previous_handlers = {number: signal.signal(number, interrupt) for number in ending_signals()}
+    try:
+        yield event
+    finally:
+        for number, handler in previous_handlers.items():
+            signal.signal(number, handler)
 
 
 def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:

@@ -16,13 +16,13 @@ from pathlib import Path
 from rich.console import Console
 
 from autotune.config.build import build_partial, call
+from autotune.config.command_line import interruptible
 from autotune.config.compose import Composed, Composer
 from autotune.config.schema import TrialConfig
 from autotune.confirm.runs import Lanes, Run, RunsInTurns
 from autotune.confirm.statistics import in_turns
 from autotune.errors import AutotuneError, ClusterError, ConfigError, WorkerError
-from autotune.execution.cluster import RaySession, capabilities_of, check_can_start
-from autotune.execution.interrupt import interruptible
+from autotune.execution.cluster import RaySession, capabilities_of
 from autotune.execution.launcher import CHECK_TRAINING, Launcher, calling
 from autotune.execution.live_study import say
 from autotune.execution.plan import TrainingPlan
@@ -351,13 +351,7 @@ def _make_runs(
     with console.status("starting Ray"):
         size = connection.size(interrupt)
         for each in configurations:
-            check_can_start(
-                f"a run of {each.name}",
-                size,
-                plan.config.cluster,
-                each.trial.num_workers,
-                *plan.resources(each.trial),
-            )
+            size.check_holds(f"a run of {each.name}", *plan.placed(each.trial))
         tracker.wait()
     display = RunsDisplay(console, plan.target, plan.scale)
     for line in describe_comparison(plan):

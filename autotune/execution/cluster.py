@@ -8,11 +8,9 @@ Ray is there.
 
 import atexit
 import logging
-import math
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -51,6 +49,13 @@ class ClusterSize:
     def num_gpus(self) -> int:
         """Number of GPUs of all machines."""
         return sum(gpus for _, gpus in self.machines)
+
+    def has_room(self, tasks: Sequence[TrialTask], num_cpus: int, num_gpus: int) -> bool:
+        """Whether a training that takes so much fits beside the tasks that are being trained."""
+        return (
+            sum(task.num_cpus for task in tasks) + num_cpus <= self.num_cpus
+            and sum(task.num_gpus for task in tasks) + num_gpus <= self.num_gpus
+        )
 
     def places(self, num_cpus: int, num_gpus: int) -> list[int]:
         """How many workers that take so many CPUs and GPUs each machine holds."""
@@ -95,99 +100,19 @@ class ClusterSize:
         )
         return f"it takes {wanted}, and Ray has {having}"
 
+    def check_holds(self, what: str, *training: Any) -> None:
+        """Refuse a training that the cluster cannot place, for which Ray would wait for ever.
 
-def check_can_start(
-    what: str,
-    size: ClusterSize,
-    cluster: ClusterConfig,
-    num_workers: int,
-    num_cpus: int,
-    num_gpus: int,
-) -> None:
-    """Refuse a training that the cluster cannot place, for which Ray would wait for ever.
+        Args:
+            training: the arguments of ``shortage``.
 
-    Numbers are of all its workers.
-
-    Raises:
-        ClusterError: what the training takes, and what Ray has.
-    """
-    shortage = size.shortage(num_workers, num_cpus, num_gpus, cluster.placement)
-    if shortage is None:
-        return
-    is_unseen = num_gpus and not size.num_gpus and cluster.num_gpus is None and cluster.is_local
-    advice = (
-        f"; torch sees GPUs that Ray does not count: use cluster.num_gpus={num_gpus} or device=cpu"
-        if is_unseen
-        else ""
-    )
-    raise ClusterError(f"cluster: {what} cannot start: {shortage}{advice}")
-
-
-class FreeResources:
-    """Whether the cluster has room for another trial beside those that are being trained.
-
-    Args:
-        size: finds out the resources of the machines that are alive.
-        num_cpus, num_gpus: resources that one trial takes.
-        most: upper limit on trials at a time; None means as many as fit.
-        can_grow: whether ``most`` trials are started even if they do not fit now, since an elastic
-            cluster grows when it is asked for more.
-    """
-
-    def __init__(
-        self,
-        size: Callable[[], ClusterSize],
-        *,
-        num_cpus: int,
-        num_gpus: int,
-        most: int | None,
-        can_grow: bool,
-    ) -> None:
-        self._num_cpus, self._num_gpus = num_cpus, num_gpus
-        self._find_size = size
-        self._most = most
-        self._can_grow = can_grow and most is not None
-        self._size = ClusterSize(())
-        self._asked_at = -math.inf
-
-    def __call__(self, tasks: Sequence[TrialTask]) -> bool:
-        """Whether another trial fits beside the tasks that are being trained."""
-        if not tasks:
-            return True
-        if self._most is not None and len(tasks) >= self._most:
-            return False
-        if self._can_grow:
-            return True
-        size = self._cluster()
-        taken_cpus, taken_gpus = (
-            sum(task.num_cpus for task in tasks),
-            sum(task.num_gpus for task in tasks),
-        )
-        return (
-            taken_cpus + self._num_cpus <= size.num_cpus
-            and taken_gpus + self._num_gpus <= size.num_gpus
-        )
-
-    def shortage(self, task: TrialTask) -> str | None:
-        """Why the machines that are alive now cannot place a task even if it has them to itself.
-
-        None if they can.
+        Raises:
+            ClusterError: what the training takes, and what Ray has.
         """
-        return self._cluster().shortage(
-            task.num_workers, task.num_cpus, task.num_gpus, task.placement
-        )
-
-    def _cluster(self) -> ClusterSize:
-        """The machines that are alive now.
-
-        Asked again every few seconds, since nodes come and go.
-        """
-        if time.monotonic() - self._asked_at > _ASK_AGAIN_SECONDS:
-            self._size, self._asked_at = self._find_size(), time.monotonic()
-        return self._size
+        if (shortage := self.shortage(*training)) is not None:
+            raise ClusterError(f"cluster: {what} cannot start: {shortage}")
 
 
-_ASK_AGAIN_SECONDS = 2.0
 _POLL_SECONDS = 0.2
 _WATCH_SECONDS = 1.0
 """Seconds between two looks whether Ray is there."""

@@ -11,11 +11,11 @@ from functools import partial
 import yaml
 from rich.console import Console
 
+from autotune.config.command_line import interruptible
 from autotune.config.schema import TrialConfig
 from autotune.confirm.confirmation import PlannedRace, confirmation_seed, plan_race
 from autotune.confirm.race import RaceLimits, RaceState
 from autotune.execution.cluster import RaySession
-from autotune.execution.interrupt import interruptible
 from autotune.execution.launcher import Launcher, calling
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import log_file, sole_user

@@ -98,6 +98,10 @@ class TrainingPlan:
         num_gpus = num_workers if uses_cuda(config, self.capabilities) else 0
         return num_workers * self.num_threads(config), num_gpus
 
+    def placed(self, config: TrialConfig) -> tuple[int, int, int, str]:
+        """What ``ClusterSize.shortage`` takes of one training."""
+        return config.num_workers, *self.resources(config), self.config.cluster.placement
+
     def unsuitable(self, config: TrialConfig) -> str | None:
         """Why one training cannot run on these machines, or not with what Ray is given of this
         machine.

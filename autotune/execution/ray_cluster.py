@@ -46,7 +46,7 @@ _ENVIRONMENT = {
 """Environment variables that keep Ray quiet, make it keep no state of its own and leave the
 working folder alone: a study resumes from its storage, a worker's death is its trial's outcome,
 and Ray does not end this process a minute after it is gone itself. Ray may start any number of
-workers at once: ``FreeResources`` limits their number."""
+workers at once: ``TrialManager.has_room`` limits their number."""
 for _name, _value in _ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
 
@@ -57,6 +57,8 @@ _HEAD_SECONDS = 10.0
 _ANSWER_SECONDS = 5.0
 """Longest wait for one answer of a running cluster's head."""
 _PROBE_SECONDS = 60.0
+_ADVICE = "; or start Ray with `ray start --head` and add cluster.address=auto"
+"""What to do where a local Ray did not start, as the end of a message."""
 
 
 @contextlib.contextmanager
@@ -110,7 +112,7 @@ def connected(config: ClusterConfig, folder: Path | None = None) -> Iterator[Clu
                 **options,
             )
         except (Exception, SystemExit) as error:  # Ray raises both where it does not start
-            advice = _advice(error) if config.is_local else ""
+            advice = _ADVICE if config.is_local else ""
             raise ClusterError(
                 f"cluster.address: {config.address or 'local'}: {_first_line(error)}{advice}"
             ) from error
@@ -293,21 +295,6 @@ def _check_listens(address: str, timeout_seconds: float) -> None:
         raise ClusterError(
             f"cluster.address: {address} does not answer ({reason}); {_ACCEPTED}"
         ) from error
-
-
-def _advice(error: BaseException) -> str:
-    """What to do where a local Ray did not start, as the end of a message.
-
-    Empty where a setting is wrong.
-    """
-    if isinstance(error, ValueError):
-        return ""
-    if isinstance(error, OSError):
-        return "; set RAY_TMPDIR to a folder for Ray's files that has room and a short path"
-    return (
-        "; try again when this machine is less busy, or start Ray with `ray start --head` and add"
-        " cluster.address=auto"
-    )
 
 
 def _log_to_autotune(name: str) -> None:

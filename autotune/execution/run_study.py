@@ -6,8 +6,9 @@ stopped.
 """
 
 import logging
+import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from rich.console import Console
@@ -18,7 +19,7 @@ from autotune.confirm.confirmation import Confirmation, conclude
 from autotune.confirm.race import Configuration, RaceState
 from autotune.confirm.runs import Lanes, Run, RunsInTurns
 from autotune.errors import ClusterError
-from autotune.execution.cluster import ClusterSize, FreeResources, RaySession, check_can_start
+from autotune.execution.cluster import ClusterSize, RaySession
 from autotune.execution.conclusion import conclude_study
 from autotune.execution.exported import keep_first_weights, run_weights_path
 from autotune.execution.launcher import Launcher
@@ -129,13 +130,7 @@ def _search_and_confirm(live: LiveStudy) -> Confirmation | None:
 
             size = connection.size(interrupt)
             if not plan.may_grow:
-                check_can_start(
-                    "a trial",
-                    size,
-                    plan.config.cluster,
-                    plan.trial.num_workers,
-                    *plan.resources(plan.trial),
-                )
+                size.check_holds("a trial", *plan.placed(plan.trial))
             status.update("opening the tracker, which gets what it lacks of earlier trials")
             live.tracker.wait()  # raises the tracker's errors before anything is trained
         with live.display:
@@ -167,28 +162,22 @@ def _search(live: LiveStudy, size: ClusterSize) -> None:
         policy.scores,
         plan.score_format.unit,
     )
-    num_cpus, num_gpus = plan.resources(plan.trial)
 
-    room = FreeResources(
-        live.connection.size_now,
-        num_cpus=num_cpus,
-        num_gpus=num_gpus,
-        most=plan.config.search.max_concurrent_trials,
-        can_grow=plan.may_grow,
-    )
+    def has_room(tasks: Sequence[TrialTask]) -> bool:
+        if not tasks:
+            return True
+        if len(tasks) >= (plan.config.search.max_concurrent_trials or math.inf):
+            return False
+        size_now = live.connection.size_now
+        return plan.may_grow or size_now().has_room(tasks, *plan.resources(plan.trial))
 
     def unsuitable(config: TrialConfig) -> str | None:
-        shortage = (
-            None
-            if plan.may_grow
-            else size.shortage(
-                config.num_workers, *plan.resources(config), plan.config.cluster.placement
-            )
-        )
+        shortage = None if plan.may_grow else size.shortage(*plan.placed(config))
         return plan.unsuitable(config) or shortage
 
     def tell_of_waiting(task: TrialTask) -> None:
-        if (shortage := room.shortage(task)) is not None:
+        size_now = live.connection.size_now()
+        if (shortage := size_now.shortage(*plan.placed(task.config))) is not None:
             live.display.note(f"{task.name} waits for machines: {shortage}")
 
     trials = trial_manager.TrialManager(
@@ -197,7 +186,7 @@ def _search(live: LiveStudy, size: ClusterSize) -> None:
         tracker=live.tracker,
         listeners=(tables, live.display),
         make_task=partial(plan.task, launcher=live.launcher and live.launcher.address),
-        has_room=room,
+        has_room=has_room,
         state_folder=plan.state_folder,
         trial_deadline_seconds=plan.deadline_seconds,
         max_retries=plan.config.search.max_retries,

@@ -126,7 +126,6 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
         run on one worker for ever. Ray starts workers for the other new trials itself.
         """
         new, self._new = self._new, []
-        _forget_ended(tune_controller)
         written = [trial for trial in self._pausing if trial.status == Trial.PAUSED]
         self._pausing = [trial for trial in self._pausing if trial not in written]
         for trial in written:
@@ -152,23 +151,6 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
         self._trial_manager.died(trial.trial_id, _death_reason(trial))
 
 
-def _forget_ended(tune_controller: Any) -> None:
-    """Let go of trials that have ended: Ray keeps every trial with its task, in several places,
-    and writes all of them at the end.
-    """
-    trials = tune_controller.get_trials()
-    # without its wrapper for schedulers, which warns
-    controller = getattr(tune_controller, "_tune_controller", tune_controller)
-    kept: list[set[Any]] = [
-        getattr(controller, name, set())
-        for name in ("_stopped_trials", "_failed_trials", "_trials_to_cache")
-    ]
-    for trial in [trial for trial in trials[1:] if trial.is_finished()]:
-        trials.remove(trial)
-        for of_ray in kept:
-            of_ray.discard(trial)
-
-
 def _death_reason(trial: Any) -> str:
     """Why a worker died: the text of Ray's error file without its heading."""
     path = Path(trial.error_file or "")
@@ -180,7 +162,7 @@ def _death_reason(trial: Any) -> str:
 class _Callback(TrialProgressCallback):  # type: ignore[misc]  # ray has no types
     """Tells the trial manager of starts.
 
-    It takes the place of Ray's own callback, which prints results, and keeps every trial for that.
+    It takes the place of Ray's own callback, which prints results.
     """
 
     def __init__(self, trial_manager: TrialManager) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from autotune.execution.interrupt import interruptible
+from autotune.config.command_line import interruptible
 from tests.support.patience import PATIENCE_SECONDS, exit_code, wait_until
 
 _COMMAND = (
