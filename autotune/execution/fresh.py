@@ -109,7 +109,7 @@ class FreshProcesses:
             started_at = time.time()
             for report in train(task, self._interrupt.is_set):
                 reports.append(report)
-                warn_of_worker(task, report)
+                warn_of_worker(report)
                 if report.evaluation is not None:
                     on_evaluation(report.evaluation)
         last = reports[-1] if reports else None

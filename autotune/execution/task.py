@@ -214,16 +214,8 @@ def num_killed_for_memory() -> int:
     return 0
 
 
-def warn_of_worker(task: TrialTask, report: WorkerReport) -> None:
-    """Log, once each, if a worker could not take the driver's niceness, and what cannot be told
-    of disturbances of its GPU.
-    """
-    found = report.fingerprint.get("niceness", task.niceness)
-    if found > task.niceness:
-        warn_once(
-            f"workers run at niceness {found}, not at the driver's {task.niceness}: what else runs"
-            " on their machines comes first"
-        )
+def warn_of_worker(report: WorkerReport) -> None:
+    """Log, once each, what a worker cannot tell of disturbances of its GPU."""
     for line in report.fingerprint.get("untold", ()):
         warn_once(line)
 

@@ -147,15 +147,16 @@ class TaskRun:
             outcome=evaluation.outcome,
             error=_START_UP.format(evaluation) if is_late else None,
             fingerprint=self._take_fingerprint(),
-            test_metric=self._test_metric(evaluation)
-            if self._task.score_test and is_last
-            else None,
+            test_metric=self._test_metric(evaluation) if is_last else None,
             can_pause=self._can_pause,
         )
 
     def _report_of_error(self, error: Exception) -> WorkerReport:
         if is_killed(error):
-            reason = f"{_killed_reason(error)}{self._memory_note()}"
+            line = str(error).splitlines()[0]
+            reason = f"a process of the training was ended by SIGKILL: {line}"
+            if num_killed_for_memory() > self._num_killed:
+                reason += LOW_ON_MEMORY
             return report_of_end(self._task, seconds=0.0, reason=reason)
         text = traceback.format_exc()
         refusal = str(error) if isinstance(error, AutotuneError) else _refusal_in(text)
@@ -179,16 +180,11 @@ class TaskRun:
             else ""
         )
 
-    def _memory_note(self) -> str:
-        return LOW_ON_MEMORY if num_killed_for_memory() > self._num_killed else ""
-
     def _start(self) -> Generator[Evaluation, Path | None, float | None]:
         task = self._task
         if task.weights_path is not None and not Path(task.weights_path).parent.is_dir():
             task = replace(task, weights_path=None)
-        take_niceness(task)
-        enter_code_folders(task)
-        use_compiled_folder(task)
+        _prepare_process(task)
         if task.config.training is not None:
             run = trial_folder(
                 Path(task.hang_folder),
@@ -204,7 +200,9 @@ class TaskRun:
         if task.is_paused and task.state_folder is not None:
             kept["paused_folder"] = Path(task.state_folder)
         if self._store is not None:
-            rendezvous = _rendezvous(task, self._host, self._store.port, rank=0)
+            rendezvous = Rendezvous(
+                host=self._host, port=self._store.port, rank=0, size=task.num_workers
+            )
             kept["ranks"] = self._entered.enter_context(joined_at(rendezvous, task.config))
         return start_training(task.config, **_settings(task), **kept)
 
@@ -244,31 +242,23 @@ class TaskRun:
         return path if path.parent.is_dir() else Path(tempfile.gettempdir()) / path.name
 
 
-def _rendezvous(task: TrialTask, host: str, port: int, rank: int) -> Any:
-    return Rendezvous(host=host, port=port, rank=rank, size=task.num_workers)
-
-
 def follow_task(task: TrialTask, host: str, port: int, rank: int) -> WorkerReport | None:
     """Train a task as another rank than the first, until that ends.
 
     Returns this rank's failure, None if there was none.
     """
-    take_niceness(task)
-    enter_code_folders(task)
-    use_compiled_folder(task)
-    rendezvous = _rendezvous(task, host, port, rank)
-    with tempfile.TemporaryFile("w") as nowhere:  # the first worker ends what hangs
-        watchdog = Watchdog(
-            deadline_seconds=math.inf,
-            driver=task.driver,
-            hang_file=lambda: nowhere,
-            on_stopped=StopNotes(rendezvous).note_stopped_seconds,
-        )
-        try:
-            with watchdog.on(), paused_while_waiting(watchdog.off):
-                failure = follow(task.config, rendezvous, **_settings(task))
-        finally:
-            watchdog.close()
+    _prepare_process(task)
+    rendezvous = Rendezvous(host=host, port=port, rank=rank, size=task.num_workers)
+    watchdog = Watchdog(
+        deadline_seconds=math.inf,  # the first rank's watchdog ends what hangs
+        driver=task.driver,
+        on_stopped=StopNotes(rendezvous).note_stopped_seconds,
+    )
+    try:
+        with watchdog.on(), paused_while_waiting(watchdog.off):
+            failure = follow(task.config, rendezvous, **_settings(task))
+    finally:
+        watchdog.close()
     if failure is None:
         return None
     return WorkerReport(
@@ -279,30 +269,18 @@ def follow_task(task: TrialTask, host: str, port: int, rank: int) -> WorkerRepor
     )
 
 
-def enter_code_folders(task: TrialTask) -> None:
-    """Change to the driver's working folder, if this machine has it, and make the user's own
-    modules importable.
-    """
-    if Path(task.working_folder).is_dir():
-        os.chdir(task.working_folder)
-    sys.path.extend(folder for folder in task.code_folders if folder not in sys.path)
-
-
-def use_compiled_folder(task: TrialTask) -> None:
-    """Let torch's compiler keep its files in the task's folder for compiled code, if there is
-    one here.
-    """
-    if task.compiled_folder is not None and Path(task.compiled_folder).is_dir():
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = task.compiled_folder
-
-
-def take_niceness(task: TrialTask) -> None:
-    """Give this thread, and the threads that it will start, the driver's niceness, if that is
-    permitted.
+def _prepare_process(task: TrialTask) -> None:
+    """Take the driver's niceness and working folder, make the user's own modules importable, and
+    have torch's compiler use the task's folder, as far as this machine permits and has them.
     """
     # only root may lower a niceness; the fingerprint has the actual one
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, task.niceness)
+    if Path(task.working_folder).is_dir():
+        os.chdir(task.working_folder)
+    sys.path.extend(folder for folder in task.code_folders if folder not in sys.path)
+    if task.compiled_folder is not None and Path(task.compiled_folder).is_dir():
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = task.compiled_folder
 
 
 def _settings(task: TrialTask) -> dict[str, Any]:
@@ -339,7 +317,3 @@ _START_UP = (
     " autotune.building()"
 )
 """What is told of a training that took all of its time to its first evaluation."""
-
-
-def _killed_reason(error: Exception) -> str:
-    return f"a process of the training was ended by SIGKILL: {str(error).splitlines()[0]}"

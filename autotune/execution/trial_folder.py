@@ -12,7 +12,6 @@ import re
 import shutil
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,9 +22,6 @@ from autotune.session import TrialInfo, in_trial
 OUTPUT_FILE = "output.txt"
 _NUM_FIRST, _NUM_LAST = 100_000, 900_000
 """Bytes that are kept of a run's output: the first tell its set-up, the last why it failed."""
-_LOOK_EVERY_SECONDS = 1.0
-"""Seconds between two looks at the size of a run's output, which may have doubled its limit
-meanwhile."""
 _MAX_LINE = 300
 """Characters of a printed line that an error tells."""
 
@@ -116,12 +112,9 @@ def _printing_to(path: Path) -> Iterator[None]:
         kept = [os.dup(descriptor) for descriptor in (1, 2)]
         for descriptor in (1, 2):
             os.dup2(file.fileno(), descriptor)
-    is_over = threading.Event()
-    threading.Thread(target=_keep_short, args=(path, is_over), name="output", daemon=True).start()
     try:
         yield
     finally:
-        is_over.set()
         for stream, is_buffered in zip(streams, were_buffered, strict=True):
             stream.reconfigure(line_buffering=is_buffered)
         for descriptor, before in zip((1, 2), kept, strict=True):
@@ -129,11 +122,4 @@ def _printing_to(path: Path) -> Iterator[None]:
             os.close(before)
         with contextlib.suppress(OSError, FileError):
             if path.stat().st_size > _NUM_FIRST + _NUM_LAST:
-                drop_middle(path, num_first=_NUM_FIRST, num_last=_NUM_LAST)
-
-
-def _keep_short(path: Path, is_over: threading.Event) -> None:
-    while not is_over.wait(_LOOK_EVERY_SECONDS):
-        with contextlib.suppress(OSError, FileError):  # whose folder it is may have deleted it
-            if path.stat().st_size > 2 * (_NUM_FIRST + _NUM_LAST):
                 drop_middle(path, num_first=_NUM_FIRST, num_last=_NUM_LAST)

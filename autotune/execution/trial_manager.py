@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from autotune.config.compose import Composed, Composer
 from autotune.config.schema import TrialConfig
@@ -27,6 +27,8 @@ from autotune.execution.task import (
 from autotune.files import STATE_FILE
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
+from autotune.reporting.study_files import StudyTables
+from autotune.reporting.terminal import StudyDisplay
 from autotune.search.scheduler import Done, Resume, Scheduler, Start, Trial, Wait
 from autotune.search.stopping import Decision
 from autotune.tracking.tracker import TrackedTrial, Tracker, search_name
@@ -39,38 +41,6 @@ MAX_EVALUATIONS = 4000
 """Maximum number of evaluations that are kept of a trial; of a longer curve half are left out,
 again and again."""
 _MAX_REJECTED_IN_A_ROW = 1000
-
-
-class Listener(Protocol):
-    """Contract of an observer of the search's trials: the terminal, or a file that is written as
-    trials end.
-    """
-
-    def trial_started(self, trial: int, overrides: tuple[str, ...]) -> None:
-        """Called when a worker begins a trial or resumes it."""
-        ...
-
-    def evaluated(self, trial: int, evaluation: Evaluation) -> None:
-        """Called after each evaluation of a trial."""
-        ...
-
-    def trial_paused(self, trial: int) -> None:
-        """Called when a trial is paused and leaves its worker.
-
-        ``trial_started`` follows if it is resumed.
-        """
-        ...
-
-    def trial_withdrawn(self, result: TrialResult) -> None:
-        """Called when a trial is LOST or CONTENDED, which its error explains, and is no result.
-
-        A new trial of the same point follows.
-        """
-        ...
-
-    def trial_finished(self, result: TrialResult, score: float | None) -> None:
-        """Called when a trial has ended with a result."""
-        ...
 
 
 class TrialStage(Enum):
@@ -161,7 +131,9 @@ class TrialManager:
     policy: Scheduler
     composer: Composer
     tracker: Tracker | TrackerWriter
-    listeners: tuple[Listener, ...]
+    listeners: tuple[StudyTables | StudyDisplay, ...]
+    """Told of each trial that starts or is resumed, of its evaluations, and of how it leaves its
+    worker."""
     make_task: Callable[..., TrialTask]
     """Makes a worker's task from the run's name, its configuration, and other fields by name."""
     has_room: Callable[[Sequence[TrialTask]], bool]
@@ -294,7 +266,7 @@ class TrialManager:
         managed = self._trials[key]
         managed.fingerprint = report.fingerprint or managed.fingerprint
         managed.contention = report.contention or managed.contention
-        warn_of_worker(managed.task, report)
+        warn_of_worker(report)
         decision = Decision.CONTINUE
         if report.evaluation is not None:
             evaluation = report.evaluation

@@ -53,7 +53,8 @@ class Watchdog:
             stopped or waited for another machine is free.
         driver: host and process id of the driver; all processes that the driver has started belong
             to the study.
-        hang_file: opens the file that the stack traces of a hung process are written to.
+        hang_file: opens the file that the stack traces of a hung process are written to; needed
+            with a finite deadline.
         on_stopped: called with the seconds that the training has been stopped in all, when these
             have grown.
     """
@@ -63,7 +64,7 @@ class Watchdog:
         *,
         deadline_seconds: float,
         driver: tuple[str, int],
-        hang_file: Callable[[], TextIO],
+        hang_file: Callable[[], TextIO] | None = None,
         on_stopped: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._deadline = time.monotonic() + deadline_seconds
@@ -183,7 +184,7 @@ class Watchdog:
 
     def _arm(self) -> None:
         left = max(0.0, self._deadline - time.monotonic())
-        if math.isfinite(left):
+        if self._hang_file is not None and math.isfinite(left):
             faulthandler.dump_traceback_later(
                 2 * left + _BACKSTOP_SECONDS, exit=True, file=self._hang_file()
             )
@@ -237,6 +238,7 @@ class Watchdog:
             self._arm()
 
     def _end_process(self) -> None:
+        assert self._hang_file is not None, "the deadline is finite"
         file = self._hang_file()
         faulthandler.dump_traceback(file=file, all_threads=True)
         file.flush()
