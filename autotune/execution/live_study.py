@@ -5,15 +5,14 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import yaml
 from rich.console import Console
 
 from autotune.config.command_line import interruptible
-from autotune.config.schema import TrialConfig
-from autotune.confirm.confirmation import PlannedRace, confirmation_seed, plan_race
+from autotune.confirm.confirmation import PlannedRace, plan_race
 from autotune.confirm.race import RaceLimits, RaceState
 from autotune.execution.cluster import RaySession
 from autotune.execution.launcher import Launcher, calling
@@ -200,30 +199,31 @@ def say(console: Console, line: str, style: str | None = None) -> None:
     console.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True, style=style)
 
 
-def tracked_confirmation(
-    plan: StudyPlan, trial: int, suggestion: Suggestion, number: int
+def tracked_run(
+    plan: StudyPlan,
+    name: str,
+    phase: str,
+    *,
+    trial: int,
+    suggestion: Suggestion,
+    seed: int,
+    started_at: float = 0.0,
 ) -> TrackedTrial:
-    """The record by which a tracker knows one confirmation run; ``number`` is that of its round."""
+    """The record by which a tracker knows one run of a study."""
+
+    def make_config() -> Mapping[str, object]:
+        return plan.composer.compose_suggestion(suggestion, seed=seed).trial.as_dict()
+
     return TrackedTrial(
-        name=confirmation_name(trial, number),
-        phase="confirm",
+        name=name,
+        phase=phase,
         trial=trial,
         values=suggestion.values,
         overrides=tuple(suggestion.as_overrides()),
-        make_config=lambda: confirmation_config(plan, suggestion, number).as_dict(),
-        seed=confirmation_seed(plan.config.study.seed, number),
-        started_at=0.0,
+        make_config=make_config,
+        seed=seed,
+        started_at=started_at,
     )
-
-
-def confirmation_config(plan: StudyPlan, suggestion: Suggestion, number: int) -> TrialConfig:
-    """The configuration that a confirmation run trains.
-
-    ``number`` is that of its round, which sets the seed.
-    """
-    return plan.composer.compose_suggestion(
-        suggestion, seed=confirmation_seed(plan.config.study.seed, number)
-    ).trial
 
 
 def busy_seconds(results: Sequence[TrialResult]) -> float:
@@ -256,13 +256,28 @@ def _policy(plan: StudyPlan, study: Study, sampler: PausingSampler | None) -> Sc
 
 def _ended_runs(plan: StudyPlan, study: Study, policy: Scheduler) -> list[FinishedRun]:
     """The runs in a study's storage that have ended."""
-    runs = [(_tracked_search(plan, result), result) for _, result in sorted(policy.results.items())]
-    for (trial, number), result in sorted(confirmations(study).items()):
-        tracked = tracked_confirmation(plan, trial, Suggestion(result.values), number)
-        runs.append((replace(tracked, started_at=result.started_at), result))
+    runs = [
+        *((search_name(number), "search", run) for number, run in sorted(policy.results.items())),
+        *(
+            (confirmation_name(*key), "confirm", run)
+            for key, run in sorted(confirmations(study).items())
+        ),
+    ]
     return [
-        (trial, result, plan.objective.score(result) if result.outcome is Outcome.REACHED else None)
-        for trial, result in runs
+        (
+            tracked_run(
+                plan,
+                name,
+                phase,
+                trial=run.trial,
+                suggestion=Suggestion(run.values),
+                seed=run.seed,
+                started_at=run.started_at,
+            ),
+            run,
+            plan.objective.score(run) if run.outcome is Outcome.REACHED else None,
+        )
+        for name, phase, run in runs
     ]
 
 
@@ -280,23 +295,6 @@ def _tracker_info(plan: StudyPlan, launcher: Launcher | None, *, is_resumed: boo
         parameters=plan.space.keys,
         baseline=plan.baseline.values if plan.baseline is not None else {},
         is_resumed=is_resumed,
-    )
-
-
-def _tracked_search(plan: StudyPlan, result: TrialResult) -> TrackedTrial:
-    def make_config() -> Mapping[str, object]:
-        suggestion = Suggestion(result.values)
-        return plan.composer.compose_suggestion(suggestion, seed=result.seed).trial.as_dict()
-
-    return TrackedTrial(
-        name=search_name(result.trial),
-        phase="search",
-        trial=result.trial,
-        values=result.values,
-        overrides=result.overrides,
-        make_config=make_config,
-        seed=result.seed,
-        started_at=result.started_at,
     )
 
 

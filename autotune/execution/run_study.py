@@ -15,8 +15,8 @@ from rich.console import Console
 
 from autotune.config.command_line import EXIT_INTERRUPTED, EXIT_WORKER_ERROR
 from autotune.config.schema import TrialConfig
-from autotune.confirm.confirmation import Confirmation, conclude
-from autotune.confirm.race import Configuration, RaceState
+from autotune.confirm.confirmation import Confirmation, conclude, confirmation_seed
+from autotune.confirm.race import RaceState
 from autotune.confirm.runs import Lanes, Run, RunsInTurns
 from autotune.errors import ClusterError
 from autotune.execution.cluster import ClusterSize, RaySession
@@ -25,10 +25,9 @@ from autotune.execution.exported import keep_first_weights, run_weights_path
 from autotune.execution.launcher import Launcher
 from autotune.execution.live_study import (
     LiveStudy,
-    confirmation_config,
     opened,
     say,
-    tracked_confirmation,
+    tracked_run,
 )
 from autotune.execution.plan import StudyPlan
 from autotune.execution.task import TrialTask
@@ -233,36 +232,37 @@ def _confirm(live: LiveStudy, size: ClusterSize) -> None:
     configurations = {each.trial: each for each in race.configurations}
     make_folder(run_weights_path(plan.folder, "").parent)
 
-    def task(configuration: Configuration, number: int) -> TrialTask:
-        name = confirmation_name(configuration.trial, number)
-        return plan.task(
+    def run(now: RaceState, trial: int, race_round: int) -> Run:
+        configuration, number = configurations[trial], race_round + race.first_round
+        suggestion, name = configuration.suggestion, confirmation_name(trial, number)
+        seed = confirmation_seed(plan.config.study.seed, number)
+        phase = "choosing" if now.winner is None and len(configurations) > 1 else "claim"
+        task = plan.task(
             name,
-            confirmation_config(plan, configuration.suggestion, number),
-            number=configuration.trial,
+            plan.composer.compose_suggestion(suggestion, seed=seed).trial,
+            number=trial,
             score_test=True,
             weights_path=str(run_weights_path(plan.folder, name)),
         )
+        return Run(
+            configuration=trial,
+            number=number,
+            label=f"{configuration.label} ({phase})",
+            num_runs=now.num_runs,
+            task=task,
+            tracked=tracked_run(
+                plan, name, "confirm", trial=trial, suggestion=suggestion, seed=seed
+            ),
+        )
 
-    tasks = [task(each, race.first_round) for each in race.configurations]
-    lanes = Lanes.of(tasks, plan.capabilities, size)
+    first_runs = [run(live.race_state(), trial, 0) for trial in configurations]
+    lanes = Lanes.of([first.task for first in first_runs], plan.capabilities, size)
 
     def batches() -> Iterator[list[list[Run]]]:
         while (now := live.race_state()).pending:
             goes_side_by_side = lanes.are_alike or now.claim_rounds
             for_lanes = now.batch(lanes.number if goes_side_by_side else 1)
             yield [[run(now, *key) for key in unit] for unit in for_lanes]
-
-    def run(now: RaceState, trial: int, race_round: int) -> Run:
-        configuration, number = configurations[trial], race_round + race.first_round
-        phase = "choosing" if now.winner is None and len(configurations) > 1 else "claim"
-        return Run(
-            configuration=trial,
-            number=number,
-            label=f"{configuration.label} ({phase})",
-            num_runs=now.num_runs,
-            task=task(configuration, number),
-            tracked=tracked_confirmation(plan, trial, configuration.suggestion, number),
-        )
 
     def on_end(run: Run, result: TrialResult) -> None:
         store_confirmation(live.study, run.configuration, run.number, result)
