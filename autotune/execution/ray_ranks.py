@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import ray
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from autotune.errors import ClusterError
@@ -70,20 +70,8 @@ def fresh_worker(
     Raises:
         ClusterError: the worker is not ready in time.
     """
-    group, bundle = placement_group(bundles(task), strategy=task.placement), bundles(task)[0]
-    strategy = PlacementGroupSchedulingStrategy(
-        group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
-    )
-    worker = (
-        ray.remote(_FreshWorker)
-        .options(
-            num_cpus=bundle["CPU"],
-            num_gpus=bundle.get("GPU", 0),
-            scheduling_strategy=strategy,
-            max_restarts=0,
-        )
-        .remote()
-    )
+    group = placement_group(bundles(task), strategy=task.placement)
+    worker = _start_actor(_FreshWorker, task, group, rank=0)
     ready, until = worker.ready.remote(), time.monotonic() + _START_SECONDS
     try:
         while not ray.wait([ready], timeout=POLL_SECONDS)[0] and not is_interrupted():
@@ -132,20 +120,8 @@ class _RemoteRank:
     """The process of a rank that an actor holds, with the interface of ``TrainingProcess``."""
 
     def __init__(self, task: TrialTask, rank: int) -> None:
-        bundle = bundles(task)[rank]
-        strategy = PlacementGroupSchedulingStrategy(
-            ray.util.get_current_placement_group(), placement_group_bundle_index=rank
-        )
-        self._actor = (
-            ray.remote(_RankWorker)
-            .options(
-                num_cpus=bundle["CPU"],
-                num_gpus=bundle.get("GPU", 0),
-                scheduling_strategy=strategy,
-                max_restarts=0,
-            )
-            .remote()
-        )
+        group = ray.util.get_current_placement_group()
+        self._actor = _start_actor(_RankWorker, task, group, rank)
         self._answer: Any = None
         self.is_gone = False
 
@@ -170,6 +146,24 @@ class _RemoteRank:
         """End the actor, and the process with it."""
         ray.kill(self._actor)
         self.is_gone = True
+
+
+def _start_actor(kind: type, task: TrialTask, group: PlacementGroup, rank: int) -> Any:
+    """Start an actor with the resources that a placement group reserves for a rank."""
+    bundle = bundles(task)[rank]
+    strategy = PlacementGroupSchedulingStrategy(
+        group, placement_group_bundle_index=rank, placement_group_capture_child_tasks=True
+    )
+    return (
+        ray.remote(kind)
+        .options(
+            num_cpus=bundle["CPU"],
+            num_gpus=bundle.get("GPU", 0),
+            scheduling_strategy=strategy,
+            max_restarts=0,
+        )
+        .remote()
+    )
 
 
 def _take_assigned_devices() -> None:

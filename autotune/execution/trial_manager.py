@@ -93,14 +93,6 @@ class _ManagedTrial:
             self.evaluations = self.evaluations[::2] + ([] if is_last_kept else [evaluation])
         return is_kept
 
-    def pause(self) -> None:
-        """Note that the trial is to leave its worker, which writes its state."""
-        self.stage = TrialStage.PAUSING
-        self.contention_before, self.contention = (
-            _total(self.contention_before, self.contention),
-            None,
-        )
-
     def result(self, outcome: Outcome, error: str | None) -> TrialResult:
         """What became of the trial, which ends now."""
         contention = _total(self.contention_before, self.contention)
@@ -282,9 +274,9 @@ class TrialManager:
         outcome = report.outcome or _OUTCOME_OF[decision]
         if outcome is None and self.is_over:
             outcome = Outcome.STOPPED
-        if outcome is None and decision is Decision.PAUSE:
-            self._pause(key)
         if outcome is None:
+            if decision is Decision.PAUSE:
+                self._pause(managed)
             return decision
         if outcome is Outcome.INVALID and (report.is_data_missing or managed.trial.is_baseline):
             self.refusal = self.refusal or (DataError if report.is_data_missing else ConfigError)(
@@ -339,9 +331,11 @@ class TrialManager:
         seconds_left = max(1.0, self._seconds_left)
         return min(self.trial_deadline_seconds, seconds_left + _GRACE_SECONDS)
 
-    def _pause(self, key: str) -> None:
-        managed = self._trials[key]
-        managed.pause()
+    def _pause(self, managed: _ManagedTrial) -> None:
+        """Note that a trial is to leave its worker, which writes its state."""
+        managed.stage = TrialStage.PAUSING
+        managed.contention_before = _total(managed.contention_before, managed.contention)
+        managed.contention = None
         self.policy.pause(managed.trial.number, managed.evaluations)
         for listener in self.listeners:
             listener.trial_paused(managed.trial.number)
