@@ -22,10 +22,7 @@ from autotune.tracking.tracker import StudyEnd, StudyInfo, TrackedTrial
 from tests.support.records import make_evaluation, make_result
 from tests.support.tracked import make_info
 
-pytestmark = [
-    pytest.mark.store,
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
-]
+pytestmark = pytest.mark.store
 
 TARGET = Target(metric="accuracy", value=0.9123456789, mode="max", max_train_seconds=60.0)
 SPACE: dict[str, Any] = {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ray.cluster_utils import Cluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 _MODULE = """
 import os

@@ -18,8 +18,6 @@ from autotune.export import export_command
 from autotune.training.device import local_capabilities
 from autotune.tune_study import tune_command
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
-
 Refusal = Callable[..., str]
 
 _STOP = "study.folder=/dev/null/outputs"

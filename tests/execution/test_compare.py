@@ -25,11 +25,6 @@ from autotune.reporting.comparison import Compared
 from tests.support.patience import exit_code, wait_until
 from tests.support.records import make_result
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
-]
-
 Refusal = Callable[..., str]
 
 _SIDES = ("a=[optimizer.lr=0.05]", "b=[optimizer.lr=0.1,model.widths=[8,16]]")

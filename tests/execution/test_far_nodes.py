@@ -15,11 +15,7 @@ from tests.support.namespaces import Host, hosts
 from tests.support.patience import exit_code, wait_until
 from tests.support.studies import rows_of
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
-]
+pytestmark = pytest.mark.slow
 
 
 @dataclass(frozen=True, kw_only=True)

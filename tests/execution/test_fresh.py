@@ -19,7 +19,7 @@ from tests.support.patience import is_alive, wait_until
 from tests.support.records import make_trial_task
 from tests.support.tracked import make_run
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 _TRAININGS = """

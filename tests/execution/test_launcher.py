@@ -27,8 +27,6 @@ from autotune.outcome import Outcome
 from tests.support.patience import is_alive, wait_until
 from tests.support.records import make_trial_task
 
-pytestmark = pytest.mark.ray
-
 ROOT = Path(__file__).resolve().parents[2]
 
 _ENDS = """

@@ -11,11 +11,7 @@ from ray.cluster_utils import Cluster
 from tests.support.patience import exit_code, wait_until
 from tests.support.studies import rows_of, runs_of, trained_at_once
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
-]
+pytestmark = pytest.mark.slow
 
 NUM_TRIALS = 10
 

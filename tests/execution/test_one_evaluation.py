@@ -25,8 +25,6 @@ from autotune.search.stopping import Decision
 from tests.execution.test_trial_manager import make_trials  # noqa: F401  # a fixture
 from tests.support.records import make_trial_task
 
-pytestmark = pytest.mark.ray
-
 MAP = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 
 _TRAINING = """

@@ -16,10 +16,7 @@ from autotune.search.study import finished_results, read_study
 from tests.support.patience import exit_code
 from tests.support.studies import rows_of, runs_of
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
-]
+pytestmark = pytest.mark.slow
 
 _MODEL = '''
 import math, os, pathlib, time

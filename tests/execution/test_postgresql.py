@@ -11,10 +11,7 @@ from tests.support.patience import exit_code, wait_until
 from tests.support.postgresql import PostgreSql, running_postgresql
 from tests.support.studies import rows_of, runs_of
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
-]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

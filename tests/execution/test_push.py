@@ -10,8 +10,6 @@ from mlflow import MlflowClient
 
 from autotune.__main__ import autotune_command
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
-
 _STUDY = ("experiment=cnn_smoke", "study.name=pushed", "confirm=none", "search.num_trials=6")
 
 

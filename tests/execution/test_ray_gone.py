@@ -22,10 +22,7 @@ from tests.execution.conftest import Commands
 from tests.support.patience import exit_code, wait_until
 from tests.support.studies import rows_of
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
-]
+pytestmark = pytest.mark.slow
 
 AGENTS_SECONDS = 120
 """Seconds within which Ray's own agents have ended after their raylet, for which they take a

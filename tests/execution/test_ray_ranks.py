@@ -20,8 +20,6 @@ from tests.support.patience import PATIENCE_SECONDS, wait_until
 from tests.support.records import make_trial_task
 from tests.support.studies import rows_of
 
-pytestmark = pytest.mark.ray
-
 
 @pytest.mark.slow
 def test_a_study_over_strategies_is_confirmed(commands: Any, tmp_path: Path) -> None:

@@ -18,10 +18,7 @@ from tests.execution.conftest import fill
 from tests.support.patience import exit_code, is_alive, wait_until
 from tests.support.studies import rows_of, runs_of
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
-]
+pytestmark = pytest.mark.slow
 
 _NUM_TRIALS = 40
 _COMMAND = (

@@ -29,11 +29,6 @@ from autotune.training.loop import train
 from autotune.tune_study import tune_command
 from tests.support.studies import rows_of, runs_of
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
-]
-
 _NUM_TRIALS = 6
 _SLOW_BASELINE = "optimizer.lr=0.002"
 """Three times as long to the target as the default: some trial of any search is faster, so that

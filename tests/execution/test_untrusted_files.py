@@ -16,7 +16,6 @@ Refusal = Callable[..., str]
 Write = Callable[[str, str], str]
 """Fixtures of conftest.py."""
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
 
 _SAVE = """
 model:

@@ -20,7 +20,7 @@ from autotune.measurement import Evaluation
 from autotune.outcome import Outcome
 from tests.support.records import make_trial_task
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 STOPPED_SECONDS = 12.0

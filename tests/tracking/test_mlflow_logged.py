@@ -20,10 +20,7 @@ from tests.support.tracked import close, make_run, tell
 from tests.tracking.test_mlflow_tracker import artifact, children_of, empty_store, info, uri
 
 __all__ = ["empty_store", "info", "uri"]  # fixtures
-pytestmark = [
-    pytest.mark.store,
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
-]
+pytestmark = pytest.mark.store
 
 CODE = """
 import sys

@@ -20,7 +20,6 @@ from tests.training.test_trained_model import NODE, SHAPE, simple_cnn
 pytestmark = [
     pytest.mark.store,
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
 ]
 
 TRACK = """

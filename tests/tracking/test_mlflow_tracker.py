@@ -29,10 +29,7 @@ from autotune.tracking.tracker import BestScore, StudyInfo
 from tests.support.patience import PATIENCE_SECONDS, exit_code, wait_until
 from tests.support.tracked import STARTED_AT, close, make_evaluation, make_info, make_run, tell
 
-pytestmark = [
-    pytest.mark.store,
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
-]
+pytestmark = pytest.mark.store
 
 
 @pytest.fixture
