@@ -22,7 +22,6 @@ from tests.support.records import make_trial_task
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
 STOPPED_SECONDS = 12.0
 _HOG = "while True: pass"
 
