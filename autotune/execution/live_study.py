@@ -120,9 +120,9 @@ class LiveStudy:
 
         A study that already has all its runs is only reported again.
         """
-        if self.has_search or self.policy.error is not None:
-            return self.policy.error is None
-        return self.needs_confirmation and bool(self.race_state().pending)
+        if self.policy.error is not None:
+            return False
+        return self.has_search or (self.needs_confirmation and bool(self.race_state().pending))
 
     def race_state(self) -> RaceState:
         """State of the confirmation race after the runs in the storage."""
