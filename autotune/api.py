@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from rich.console import Console
 
 from autotune.config.command_line import EXIT_INTERRUPTED
@@ -25,7 +26,6 @@ from autotune.config.overrides import as_configured, read_value
 from autotune.errors import (
     AutotuneError,
     ConfigError,
-    FileError,
     StudyError,
     WorkerError,
     did_you_mean,
@@ -36,7 +36,7 @@ from autotune.pickling import pickled
 from autotune.remote import user_path
 from autotune.reporting.study_files import REPORT, read_summary
 from autotune.session import refuse_within_training
-from autotune.space import override_text
+from autotune.space import as_domain, override_text
 from autotune.tune_study import tune_command
 from autotune.yaml_files import read_yaml, yaml_text
 
@@ -304,8 +304,7 @@ def tune(
     try:
         refuse_within_training()
         study_folder = user_path(folder) / name
-        function = (training, space, target, baseline)
-        arguments = _arguments(study_folder, experiment, *function)
+        arguments = _arguments(study_folder, experiment, training, space, target, baseline)
         if trials is None and time_budget_seconds is not None:
             arguments.append("search.num_trials=null")
         for key, value in [("study", study), ("search", limits), *groups.items()]:
@@ -326,17 +325,20 @@ def _arguments(
     baseline: Mapping[str, Any] | None,
 ) -> list[str]:
     """The command-line arguments that name what is tuned, once its files are written."""
-    if (training is None) == (experiment is None):
-        raise ConfigError("tune() needs a training function or experiment=NAME, not both")
-    if training is None:
-        if any(given is not None for given in (space, target, baseline)):
-            raise ConfigError(
-                "tune: space, target and baseline need a training function; use overrides= with an"
-                " experiment"
-            )
+    if experiment is not None and all(
+        given is None for given in (training, space, target, baseline)
+    ):
         return [f"experiment={experiment}"]
-    if space is None or not isinstance(target, Target):
-        raise ConfigError("tune() with a function needs space= and target=autotune.target(...)")
+    if (
+        experiment is not None
+        or training is None
+        or space is None
+        or not isinstance(target, Target)
+    ):
+        raise ConfigError(
+            "tune() needs a training function with space= and target=autotune.target(...), or"
+            " experiment=NAME without them"
+        )
     folder = study_folder / CONFIG_FOLDER
     module = "study_" + re.sub(r"\W", "_", study_folder.name, flags=re.ASCII)
     return _write_function(folder, training, module, space, target, baseline)
@@ -368,9 +370,8 @@ def _write_function(
     name = _name(training)
     is_shipped = (shipped_folder("conf") / "experiment" / f"{name}.yaml").is_file()
     experiment_name = f"{name}_function" if is_shipped else name
-    node = {"_target_": f"{module}.{name}", **_baseline(training, space, baseline)}
     experiment = {
-        "training": node,
+        "training": {"_target_": f"{module}.{name}", **_baseline(training, space, baseline)},
         "target": _plain("target", asdict(target)),
         "search_space": [
             {
@@ -383,18 +384,11 @@ def _write_function(
     folders = [str(Path(entry).absolute()) for entry in sys.path if Path(entry).exists()]
     settings = yaml_text(as_configured(experiment))
     text = f"# @package _global_\n# Written by autotune.tune.\n{settings}"
-    contents = {
-        f"{module}.pkl": pickled(training),
-        f"{module}.py": _MODULE.format(folders=folders, name=name).encode(),
-        f"experiment/{experiment_name}.yaml": text.encode(),
-    }
     sys.modules.pop(module, None)
-    try:
-        make_folder(folder / "experiment")
-        for file, content in contents.items():
-            replace_file(folder / file, content)
-    except FileError as error:
-        raise ConfigError(str(error)) from error
+    make_folder(folder / "experiment")
+    replace_file(folder / f"{module}.pkl", pickled(training))
+    replace_file(folder / f"{module}.py", _MODULE.format(folders=folders, name=name))
+    replace_file(folder / "experiment" / f"{experiment_name}.yaml", text)
     given = ["--config-dir", str(folder), f"allowed_targets=[{module}]"]
     return [f"experiment={override_text(experiment_name)}", *given]
 
@@ -433,11 +427,9 @@ def _domain(where: str, domain: Any) -> Any:
 
     Optuna's distributions are translated.
     """
-    kind = type(domain).__name__.removesuffix("Distribution").lower()
-    if kind in ("float", "int") and hasattr(domain, "step"):
-        step = None if kind == "int" and domain.step == 1 else domain.step
-        return _range(kind, domain.low, domain.high, step=step, log=domain.log)
-    if kind == "categorical":
+    if isinstance(domain, FloatDistribution | IntDistribution):
+        return as_domain(domain)
+    if isinstance(domain, CategoricalDistribution):
         domain = list(domain.choices)
     if not isinstance(domain, Mapping | list | tuple | range):
         raise ConfigError(

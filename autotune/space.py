@@ -21,7 +21,6 @@ from optuna.distributions import FloatDistribution, IntDistribution
 from autotune.errors import SearchSpaceError
 
 Scalar: TypeAlias = bool | int | float | str | None
-Parameter: TypeAlias = "Float | Int | PowerOfTwo | Choice"
 
 
 class _Range:
@@ -200,6 +199,9 @@ class Choice:
         return {override_text(value): index for index, (value, _) in enumerate(self.options)}
 
 
+Parameter: TypeAlias = Float | Int | PowerOfTwo | Choice
+
+
 @dataclass(frozen=True, eq=False)
 class Suggestion:
     """One point of a search space: values by config key.
@@ -294,7 +296,7 @@ class SearchSpace:
 
     def as_mapping(self) -> dict[str, Any]:
         """The space as plain data that ``from_mapping`` reads."""
-        return {key: _as_domain(parameter) for key, parameter in self.parameters.items()}
+        return {key: as_domain(parameter) for key, parameter in self.parameters.items()}
 
     def merged_with(self, other: Self) -> Self:
         """Union of two spaces.
@@ -464,7 +466,8 @@ class SearchSpace:
         return replace(self, parameters=parameters)
 
 
-def _as_domain(parameter: Parameter) -> Any:
+def as_domain(parameter: Parameter | FloatDistribution | IntDistribution) -> Any:
+    """A parameter, or a range of Optuna's, as plain data as a YAML file holds it."""
     if isinstance(parameter, Choice):
         if any(beneath.parameters for _, beneath in parameter.options):
             return {
@@ -472,12 +475,12 @@ def _as_domain(parameter: Parameter) -> Any:
                 "choices": {value: beneath.as_mapping() for value, beneath in parameter.options},
             }
         return [value for value, _ in parameter.options]
-    made = type(parameter)
-    settings = {name: getattr(parameter, name) for name in signature(made).parameters}
-    kind = next(name for name, known in _RANGES.items() if known is made)
-    return {"type": kind} | {
-        name: value for name, value in settings.items() if value is not None and value is not False
-    }
+    domain = {"low": parameter.low, "high": parameter.high}
+    if isinstance(parameter, PowerOfTwo):
+        return {"type": "power_of_two", **domain}
+    kind = "int" if isinstance(parameter, IntDistribution) else "float"
+    settings = {"log": parameter.log, "step": parameter.step}
+    return {"type": kind, **domain, **{name: value for name, value in settings.items() if value}}
 
 
 def _log2_name(name: str) -> str:

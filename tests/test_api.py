@@ -141,18 +141,18 @@ def call(space: Any, **baseline: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({}, r"tune\(\) needs a training function or experiment=NAME"),
+        ({}, "needs a training function with space= and target="),
         (
             {"training": fit, "experiment": "cnn"},
-            r"tune\(\) needs a training function or experiment=NAME",
+            "needs a training function with space= and target=",
         ),
         ({"experiment": "cnn", "trails": 3}, "trails: no such key"),
-        ({"experiment": "cnn", "space": {}}, "need a training function"),
-        ({"training": fit}, r"tune\(\) with a function needs space= and target="),
+        ({"experiment": "cnn", "space": {}}, "needs a training function with space= and target="),
+        ({"training": fit}, "needs a training function with space= and target="),
         (call({"lr": [1]}), r"tune\(fit\): baseline: lr, a key of the space, needs a value"),
         (
             call({"lr": [1]}, lr=1) | {"target": 0.9},
-            r"tune\(\) with a function needs space= and target=",
+            "needs a training function with space= and target=",
         ),
         (
             call({"lrr": [1]}, lr=1),
