@@ -248,7 +248,8 @@ class Run:
         model = parts.evaluated_model
         # Sharded weights gathered in inference mode could not take part in a later backward pass.
         without_gradients = torch.no_grad if self.ranks.is_joined else torch.inference_mode
-        with _evaluating(model, parts.optimizer), parts.shared.scoring(model), without_gradients():
+        with _evaluating(model, parts.optimizer), without_gradients():
+            parts.shared.synchronise(model)
             yield
 
     def _sums(self, parts: Components, split: Split, size: int) -> torch.Tensor:

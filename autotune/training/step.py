@@ -50,7 +50,6 @@ class TrainingStep:
         self._compute_gradients(self.augmented(batch, step), batch.targets)
         with labelled("optimizer"):
             self._step_optimizer()
-            parts.shared.after_update()
             if parts.schedule is not None:
                 parts.schedule.step()
             if parts.average is not None:

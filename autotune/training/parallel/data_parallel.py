@@ -6,15 +6,13 @@ each batch and every weight, ranks along the second one (a row of the mesh) divi
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.distributed import fsdp
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import parameters_to_vector
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, check_choice, check_counts
@@ -26,8 +24,7 @@ from autotune.training.techniques.technique import Loss
 
 
 class DDP(Strategy):
-    """torch's DistributedDataParallel, optionally with compressed gradients, or with weights
-    averaged instead of gradients.
+    """torch's DistributedDataParallel, optionally with compressed gradients.
 
     Args:
         num_workers: number of ranks.
@@ -40,16 +37,11 @@ class DDP(Strategy):
         compression: how exchanged gradients are compressed: None, ``bf16``, ``fp16`` or
             ``powersgd``.
         powersgd_rank: rank of the matrices by which PowerSGD approximates a gradient.
-        local_steps: with n above 1, ranks train by themselves and average their weights every n
-            updates (local SGD).
-        local_after: number of updates before that, with gradients averaged in each (post-local
-            SGD).
 
     Raises:
         ConfigError: a value outside its range, or values that do not go together.
 
-    Source: Vogels et al., "PowerSGD" (2019); Lin et al., "Don't Use Large Mini-Batches, Use Local
-    SGD" (2020).
+    Source: Vogels et al., "PowerSGD" (2019).
     """
 
     def __init__(
@@ -63,24 +55,14 @@ class DDP(Strategy):
         find_unused_parameters: bool = False,
         compression: str | None = None,
         powersgd_rank: int = 1,
-        local_steps: int = 1,
-        local_after: int = 0,
     ) -> None:
         super().__init__(num_workers=num_workers, backend=backend, tensor_size=1)
         check_choice("parallelism.compression", compression, (None, "bf16", "fp16", "powersgd"))
-        check_counts(
-            "parallelism",
-            bucket_megabytes=bucket_megabytes,
-            powersgd_rank=powersgd_rank,
-            local_steps=local_steps,
-        )
-        check_counts("parallelism", 0, local_after=local_after)
-        for key, excludes in (
-            ("local_steps above 1", local_steps > 1 and compression is not None),
-            ("static_graph=true", static_graph and compression == "powersgd"),
-        ):
-            if excludes:
-                raise ConfigError(f"parallelism: {key} does not go with compression={compression}")
+        check_counts("parallelism", bucket_megabytes=bucket_megabytes, powersgd_rank=powersgd_rank)
+        if static_graph and compression == "powersgd":
+            raise ConfigError(
+                "parallelism: static_graph=true does not go with compression=powersgd"
+            )
         self._arguments: dict[str, Any] = {
             "bucket_cap_mb": bucket_megabytes,
             "gradient_as_bucket_view": gradient_as_bucket_view,
@@ -88,7 +70,6 @@ class DDP(Strategy):
             "find_unused_parameters": find_unused_parameters,
         }
         self._compression, self._powersgd_rank = compression, powersgd_rank
-        self.local_steps, self.local_after = local_steps, local_after
 
     def share(
         self, model: nn.Module, ranks: Ranks, precision: Precision, loss: Loss
@@ -127,13 +108,12 @@ class _Replicated(SharedModel):
 
     def __init__(self, model: nn.Module, settings: DDP) -> None:
         super().__init__(model)
-        self._settings, self._num_updates = settings, 0
-        self._is_local = settings.local_steps > 1 and settings.local_after == 0
+        self._settings = settings
         self._ddp = settings.wrapped(model, init_sync=True)
         self._requires_grad = self._which_require_grad()
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.model(inputs) if self._is_local else self._ddp(inputs)
+        outputs: Tensor = self._ddp(inputs)
         return outputs
 
     def before_step(self) -> None:
@@ -152,54 +132,9 @@ class _Replicated(SharedModel):
     def accumulating(self) -> contextlib.AbstractContextManager[object]:
         return self._ddp.no_sync()
 
-    def after_update(self) -> None:
-        """Average the weights over ranks if they train by themselves and it is time."""
-        settings = self._settings
-        if settings.local_steps == 1:
-            return
-        since = self._num_updates - settings.local_after
-        self._num_updates += 1
-        self._is_local = since >= -1
-        if since >= 0 and since % settings.local_steps == 0:
-            _average(self.model.parameters())
-
     def synchronise(self, model: nn.Module) -> None:
-        """Average a model's weights if ranks train by themselves.
-
-        Give all ranks the first one's buffers, such as norm statistics.
-        """
-        if self._settings.local_steps > 1:
-            _average(model.parameters())
+        """Give all ranks the first one's buffers, such as norm statistics."""
         broadcast_buffers(model)
-
-    @contextlib.contextmanager
-    def scoring(self, model: nn.Module) -> Iterator[None]:
-        """Synchronise a model for scoring.
-
-        Ranks that train by themselves get their own weights back, so that training is not changed.
-        """
-        weights = list(model.parameters()) if self._settings.local_steps > 1 else []
-        before = [weight.detach().clone() for weight in weights]
-        with super().scoring(model):
-            try:
-                yield
-            finally:
-                with torch.no_grad():
-                    for weight, value in zip(weights, before, strict=True):
-                        weight.copy_(value)
-
-
-@torch.no_grad()
-def _average(weights: Iterable[Tensor]) -> None:
-    """Set each weight to its mean over the ranks, in place, since a ``WeightAverage`` refers to
-    the same tensors.
-    """
-    weights = list(weights)
-    means = parameters_to_vector(weights) / distributed.get_world_size()
-    distributed.all_reduce(means)
-    sizes = [weight.numel() for weight in weights]
-    for weight, mean in zip(weights, torch.split(means, sizes), strict=True):
-        weight.copy_(mean.view(weight.shape))
 
 
 class FSDP(Strategy):

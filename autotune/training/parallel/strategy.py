@@ -8,7 +8,7 @@ turns a model into a ``SharedModel``: the model as one rank trains and scores it
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -99,22 +99,10 @@ class SharedModel:
             self.trained_parameters(), max_norm, self.gradient_norm(), foreach=False
         )
 
-    def after_update(self) -> None:
-        """Hook after the optimizer's step."""
-
     def synchronise(self, model: nn.Module) -> None:
         """Make a model, the trained one or an average of its weights, the same on every rank
         that holds it.
         """
-
-    @contextlib.contextmanager
-    def scoring(self, model: nn.Module) -> Iterator[None]:
-        """Context in which all ranks score the same model.
-
-        Afterwards each rank trains on with the weights that it had before.
-        """
-        self.synchronise(model)
-        yield
 
     def outputs(self, model: nn.Module, views: Views, inputs: Tensor) -> Tensor | None:
         """Outputs of the scored model, the trained one or an average of its weights.

@@ -50,7 +50,8 @@ def as_matrix(tensor: torch.Tensor, memory_format: torch.memory_format) -> torch
 def test_filters_learn_as_the_matrices_they_are_with_torchs_muon(
     memory_format: torch.memory_format,
 ) -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Linear(8, 2)).to(memory_format=memory_format)  # type: ignore[call-overload]
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Linear(8, 2))
+    model.to(memory_format=memory_format)  # type: ignore[call-overload]
     filters = model[0].weight
     matrix = nn.Parameter(as_matrix(filters.detach(), memory_format).clone())
     usual = nn.Parameter(filters.detach().flatten(1).clone())

@@ -60,8 +60,12 @@ SHORT = (
             "parallelism.compression: found 'zip', use one of null, bf16, fp16, powersgd",
         ),
         (
-            ["parallelism=ddp", "parallelism.local_steps=2", "parallelism.compression=fp16"],
-            "parallelism: local_steps above 1 does not go with compression=fp16",
+            [
+                "parallelism=ddp",
+                "parallelism.static_graph=true",
+                "parallelism.compression=powersgd",
+            ],
+            "parallelism: static_graph=true does not go with compression=powersgd",
         ),
         (
             ["parallelism=ddp", "runtime.cuda_graph=true"],
@@ -127,7 +131,6 @@ def test_a_models_layers_in_order_are_its_forward_pass(model: str) -> None:
     ("experiment", "parallelism"),
     [
         ("cnn", ["ddp"]),
-        ("mlp", ["ddp", "parallelism.local_steps=2"]),
         ("cnn", ["fsdp"]),
         ("mlp", ["tensor"]),
         ("mlp", ["pipeline"]),
@@ -166,8 +169,6 @@ def test_one_rank_trains_by_each_strategy(
         ["backend=gloo"],
         ["compression=fp16"],
         ["compression=powersgd"],
-        ["local_steps=4"],
-        ["local_steps=4", "local_after=3"],
         ["find_unused_parameters=true"],
     ],
 )
