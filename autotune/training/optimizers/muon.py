@@ -179,8 +179,7 @@ class Muon(torch.optim.Optimizer):
         Parameters without a gradient stay as they are.
         """
         filters, *others = self.param_groups
-        settings = {key: value for key, value in filters.items() if key != "params"}
-        self._muon.param_groups[0].update(settings)
+        self._muon.param_groups = [{**filters, "params": self._views}]
         changed: list[torch.Tensor] = []
         for parameter, view in zip(filters["params"], self._views, strict=True):
             self._muon.state[view] = self.state[parameter]

@@ -82,12 +82,11 @@ class DDP(Strategy):
             )
         return _Replicated(model, self)
 
-    def wrapped(self, model: nn.Module, *, init_sync: bool) -> DistributedDataParallel:
-        """The model in torch's DDP, which exchanges the gradients of the parameters that train now.
-
-        With ``init_sync``, ranks take the first rank's weights.
+    def wrapped(self, model: nn.Module) -> DistributedDataParallel:
+        """The model in torch's DDP, which gives all ranks the first one's weights, and exchanges
+        the gradients of the parameters that train now.
         """
-        ddp = DistributedDataParallel(model, init_sync=init_sync, **self._arguments)
+        ddp = DistributedDataParallel(model, **self._arguments)
         if self._compression == "powersgd":
             state = powerSGD_hook.PowerSGDState(
                 ddp.process_group,
@@ -109,7 +108,7 @@ class _Replicated(SharedModel):
     def __init__(self, model: nn.Module, settings: DDP) -> None:
         super().__init__(model)
         self._settings = settings
-        self._ddp = settings.wrapped(model, init_sync=True)
+        self._ddp = settings.wrapped(model)
         self._requires_grad = self._which_require_grad()
 
     def __call__(self, inputs: Tensor) -> Tensor:
@@ -123,7 +122,7 @@ class _Replicated(SharedModel):
         if (requires_grad := self._which_require_grad()) != self._requires_grad:
             # the old one would go on exchanging
             self._ddp._remove_autograd_hooks()  # type: ignore[no-untyped-call]  # noqa: SLF001
-            self._ddp = self._settings.wrapped(self.model, init_sync=False)
+            self._ddp = self._settings.wrapped(self.model)
             self._requires_grad = requires_grad
 
     def _which_require_grad(self) -> list[bool]:
