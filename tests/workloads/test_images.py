@@ -43,12 +43,12 @@ def test_a_part_of_the_classes_is_relabelled_and_split_in_the_same_proportion() 
     sizes = sizes_of(part)
     assert sum(sizes.values()) == num_samples
     assert sizes["validation"] == sizes["test"] == round(num_samples * 300 / 1797)
-    mean_of = {label: part["train"][0][part["train"][1] == label].mean(0) for label in (0, 1)}
     for label, digit in ((0, 7), (1, 5)):
-        images = whole["train"][0][whole["train"][1] == digit].mean(0)
-        assert (
-            torch.corrcoef(torch.stack([images.flatten(), mean_of[label].flatten()]))[0, 1] > 0.95
-        )
+        means = [
+            split[0][split[1] == number].mean(0).flatten()
+            for split, number in ((part["train"], label), (whole["train"], digit))
+        ]
+        assert torch.corrcoef(torch.stack(means))[0, 1] > 0.95
 
 
 def test_few_labels_are_some_of_the_training_samples_of_every_class() -> None:
