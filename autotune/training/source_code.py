@@ -109,15 +109,12 @@ def _read_module(name: str) -> _Module:
                         del lines[number]
     imports: dict[str, tuple[str, str]] = {}
     for statement in tree.body:
-        if isinstance(statement, ast.ImportFrom):
+        if isinstance(statement, ast.Import | ast.ImportFrom):
             for alias in statement.names:
-                module = statement.module or ""
-                text = f"from {module} import {ast.unparse(alias)}"
-                imports[alias.asname or alias.name] = module, text
-        elif isinstance(statement, ast.Import):
-            for alias in statement.names:
-                bound = alias.asname or alias.name.partition(".")[0]
-                imports[bound] = alias.name, f"import {ast.unparse(alias)}"
+                module, text = alias.name, f"import {ast.unparse(alias)}"
+                if isinstance(statement, ast.ImportFrom):
+                    module, text = statement.module or "", f"from {statement.module} {text}"
+                imports[alias.asname or alias.name.partition(".")[0]] = module, text
     return _Module(
         lines,
         {bound: node for node in tree.body for bound in _bound_names(node)},
