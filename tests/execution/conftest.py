@@ -35,6 +35,12 @@ class Commands:
     ) -> subprocess.CompletedProcess[str]:
         return self.python("-m", module, *arguments, folder=folder)
 
+    def succeed(self, *arguments: str, folder: Path) -> str:
+        """Run a command that ends well without a word on stderr, and return what it prints."""
+        ran = self.run(*arguments, folder=folder)
+        assert (ran.returncode, ran.stderr) == (0, ""), ran.stdout
+        return ran.stdout
+
     def python(self, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, *arguments],

@@ -24,19 +24,15 @@ def test_what_mlflow_lacks_of_a_study_is_written_once(commands: Any, tmp_path: P
     assert searched.returncode in (0, 3), searched.stderr
     trials = (tmp_path / "outputs/pushed/trials.csv").read_text()
     for _ in range(2):
-        pushed = commands.run("record", "--push", *_STUDY, folder=tmp_path)
-        assert (pushed.returncode, pushed.stderr) == (0, "")
-        assert "MLflow holds all runs of study pushed that have ended" in pushed.stdout
+        said = commands.succeed("record", "--push", *_STUDY, folder=tmp_path)
+        assert "MLflow holds all runs of study pushed that have ended" in said
         client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
         runs = client.search_runs([client.get_experiment_by_name("cnn_smoke").experiment_id])
         names = sorted(run.data.tags.get("autotune.run", "study") for run in runs)
         assert names == ["study", *(f"trial-{number}" for number in range(6))]
         assert not [run.info.status for run in runs if run.info.status == "RUNNING"]
     assert (tmp_path / "outputs/pushed/trials.csv").read_text() == trials, "nothing was trained"
-    further = commands.run(
-        "record", "--push", *_STUDY[:-1], "search.num_trials=12", folder=tmp_path
-    )
-    assert (further.returncode, further.stderr) == (0, "")
+    commands.succeed("record", "--push", *_STUDY[:-1], "search.num_trials=12", folder=tmp_path)
     assert (tmp_path / "outputs/pushed/trials.csv").read_text() == trials, (
         "a study with trials left is not gone on with"
     )
