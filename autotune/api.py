@@ -17,7 +17,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from rich.console import Console
 
 from autotune.config.command_line import EXIT_INTERRUPTED
@@ -427,10 +426,7 @@ def _domain(where: str, domain: Any) -> Any:
 
     Optuna's distributions are translated.
     """
-    if isinstance(domain, FloatDistribution | IntDistribution):
-        return as_domain(domain)
-    if isinstance(domain, CategoricalDistribution):
-        domain = list(domain.choices)
+    domain = as_domain(domain)
     if not isinstance(domain, Mapping | list | tuple | range):
         raise ConfigError(
             f"{where}: found {domain!r}; give a list of values, autotune.log, uniform, integer or"

@@ -16,7 +16,7 @@ from inspect import signature
 from types import MappingProxyType
 from typing import Any, Self, TypeAlias
 
-from optuna.distributions import FloatDistribution, IntDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from autotune.errors import SearchSpaceError
 
@@ -466,8 +466,12 @@ class SearchSpace:
         return replace(self, parameters=parameters)
 
 
-def as_domain(parameter: Parameter | FloatDistribution | IntDistribution) -> Any:
-    """A parameter, or a range of Optuna's, as plain data as a YAML file holds it."""
+def as_domain(parameter: Any) -> Any:
+    """A parameter or a distribution of Optuna's as plain data as a YAML file holds it; anything
+    else as it is.
+    """
+    if isinstance(parameter, CategoricalDistribution):
+        return list(parameter.choices)
     if isinstance(parameter, Choice):
         if any(beneath.parameters for _, beneath in parameter.options):
             return {
@@ -475,7 +479,9 @@ def as_domain(parameter: Parameter | FloatDistribution | IntDistribution) -> Any
                 "choices": {value: beneath.as_mapping() for value, beneath in parameter.options},
             }
         return [value for value, _ in parameter.options]
-    domain = {"low": parameter.low, "high": parameter.high}
+    if not isinstance(parameter, FloatDistribution | IntDistribution):
+        return parameter
+    domain: dict[str, Any] = {"low": parameter.low, "high": parameter.high}
     if isinstance(parameter, PowerOfTwo):
         return {"type": "power_of_two", **domain}
     kind = "int" if isinstance(parameter, IntDistribution) else "float"
