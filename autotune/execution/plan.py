@@ -385,14 +385,6 @@ def describe_plan(plan: StudyPlan) -> list[str]:
     limits = [] if search.num_trials is None else [f"{search.num_trials} trials"]
     if search.time_budget_seconds is not None:
         limits.append(f"{search.time_budget_seconds:g} s")
-    race = "nothing"
-    if confirm.max_runs:
-        race = (
-            f"a race of the best {confirm.num_candidates}, and its winner against the baseline: at"
-            f" most {confirm.max_runs} runs"
-        )
-        if confirm.budget_fraction is not None:
-            race += f", within {confirm.budget_fraction:g} of the search's training time"
     cpus, gpus = plan.resources(plan.trial)
     baseline = plan.baseline and " ".join(plan.baseline.as_overrides())
     width = max(len(name) for name, _, _ in plan.space.items())
@@ -412,7 +404,8 @@ def describe_plan(plan: StudyPlan) -> list[str]:
         *(f"  left out: {line}" for line in plan.dropped),
         *(f"earlier   {study.summary}" for study in plan.earlier),
         f"baseline  {baseline or 'as the experiment states it (outside the space)'}",
-        f"budget    {', '.join(limits)}; to confirm, {race}",
+        f"budget    {', '.join(limits)}; to confirm, at most {confirm.max_runs} runs of the best"
+        f" {confirm.num_candidates} and the baseline",
         *(f"device    {line}" for line in plan.device_lines(plan.trial)),
         f"resources {cpus} CPU and {gpus} GPU a trial, of {have.num_cpus} CPU and"
         f" {have.num_gpus} GPU ({have.device_name})"

@@ -93,10 +93,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(
         "optimizer.momentum=0.9",
     ]
     assert "150 trials, 60 s" in lines["budget"]
-    assert (
-        "a race of the best 8, and its winner against the baseline: at most 60 runs"
-        in lines["budget"]
-    )
+    assert "at most 60 runs of the best 8 and the baseline" in lines["budget"]
     assert "1 CPU and" in lines["resources"]
     assert not list(tmp_path.iterdir())
 
