@@ -273,7 +273,9 @@ class _Conclusion:
                 score = confirmation.scores[each.trial].expected_score if each else None
                 if score is not None:
                     metrics[f"{name}_expected_score"] = score
-            tags["autotune.description"] = self._description(confirmation)
+            rows = [f"- {name} `{value}`" for name, value in _verdict(confirmation)]
+            head = f"**{plan.experiment}** to {plan.trial.target}\n"
+            tags["autotune.description"] = "\n".join([head, *rows])
             speed_up = confirmation.speed_up
             if speed_up and speed_up.is_gain and not confirmation.is_baseline_best:
                 metrics |= {
@@ -293,12 +295,6 @@ class _Conclusion:
             artifacts=artifacts,
             make_model=make_model,
         )
-
-    def _description(self, confirmation: Confirmation) -> str:
-        """The result in a few lines of Markdown, for a tracker's page of the study."""
-        head = f"**{self.plan.experiment}** to {self.plan.trial.target}\n"
-        rows = [f"- {name} `{value}`" for name, value in _verdict(confirmation)]
-        return "\n".join([head, *rows])
 
     def print(self, no_script: str | None) -> int:
         """Print what the study found, and return the exit code.
