@@ -51,7 +51,6 @@ from autotune.reporting.study_files import (
 )
 from autotune.reporting.terminal import format_metric, print_summary, verdict_rows
 from autotune.search.outlook import NUM_AHEAD
-from autotune.space import Suggestion
 from autotune.tracking.tracker import StudyEnd
 from autotune.training.capabilities import versions
 
@@ -248,15 +247,12 @@ class _Conclusion:
 
     def _changes(self) -> list[dict[str, Any]]:
         """The baseline's value and the best configuration's of each key of the space that either
-        sets; empty without a configuration.
+        sets; empty if nothing better was confirmed.
         """
-        plan, policy = self.plan, self.policy
-        fastest = min(policy.scores, key=policy.scores.__getitem__, default=None)
-        trial = self.best.trial if self.best else fastest
-        if trial is None or trial == policy.baseline_trial:
+        plan, best = self.plan, self.best
+        if best is None or best.trial == self.policy.baseline_trial:
             return []
-        suggestion, seed = Suggestion(policy.results[trial].values), policy.results[trial].seed
-        composed = plan.composer.compose_suggestion(suggestion, seed=seed)
+        composed = plan.composer.compose_suggestion(best.suggestion, seed=plan.trial.seed)
         rows = [
             {"key": key, "baseline": plan.composed.lookup(key), "best": composed.lookup(key)}
             for key in plan.space.keys
