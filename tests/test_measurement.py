@@ -11,23 +11,6 @@ from autotune.measurement import Evaluation, Phase, PhaseClock, Target, TrialRes
 from autotune.outcome import Outcome
 from tests.support.records import make_result
 
-ANY_FLOAT = st.floats(allow_nan=True)
-EVALUATIONS = st.builds(
-    Evaluation,
-    step=st.integers(0),
-    epoch=ANY_FLOAT,
-    samples=st.integers(0),
-    build_seconds=ANY_FLOAT,
-    prepare_seconds=ANY_FLOAT,
-    train_seconds=ANY_FLOAT,
-    evaluate_seconds=ANY_FLOAT,
-    metric=ANY_FLOAT,
-    loss=ANY_FLOAT,
-    samples_per_second=ANY_FLOAT,
-    peak_memory_bytes=st.none() | st.integers(0),
-    energy_joules=st.none() | ANY_FLOAT,
-    outcome=st.none() | st.sampled_from(Outcome),
-)
 JSON_VALUES = (
     st.none()
     | st.booleans()
@@ -36,19 +19,15 @@ JSON_VALUES = (
     | st.text()
     | st.lists(st.integers(), max_size=3)
 )
+NAMED = st.dictionaries(st.text(), JSON_VALUES, max_size=3)
+EVALUATIONS = st.lists(st.builds(Evaluation, outcome=..., build_joules=...), max_size=3)
 RESULTS = st.builds(
     TrialResult,
-    trial=st.integers(0),
-    values=st.dictionaries(st.text(), JSON_VALUES, max_size=3),
-    overrides=st.lists(st.text(), max_size=3).map(tuple),
-    seed=st.integers(0),
-    outcome=st.sampled_from(Outcome),
-    evaluations=st.lists(EVALUATIONS, max_size=3).map(tuple),
-    started_at=ANY_FLOAT,
-    stopped_at=ANY_FLOAT,
-    fingerprint=st.dictionaries(st.text(), JSON_VALUES, max_size=3),
-    error=st.none() | st.text(),
-    test_metric=st.none() | ANY_FLOAT,
+    values=NAMED,
+    evaluations=EVALUATIONS.map(tuple),
+    fingerprint=NAMED,
+    error=...,
+    test_metric=...,
 )
 
 

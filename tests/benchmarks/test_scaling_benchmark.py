@@ -7,10 +7,9 @@ import pytest
 
 import benchmarks.measuring
 from autotune.outcome import Outcome
-from autotune.recording import write_recording
 from benchmarks.replay.simulation import Stretch, Trace
 from benchmarks.scaling import Search, _score, main, rows_of
-from tests.benchmarks.test_warm_start_benchmark import TARGET, result
+from tests.benchmarks.test_warm_start_benchmark import write_twenty
 
 
 def stretch(worker: int, started: float, stopped: float, outcome: str) -> Stretch:
@@ -44,15 +43,7 @@ def test_idle_seconds_are_a_share_of_all_that_the_workers_had() -> None:
 @pytest.mark.slow
 def test_a_run_keeps_every_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmarks.measuring, "RESULTS", tmp_path / "results")
-    results = [result(trial, trial / 20, 4.0 + abs(trial - 7)) for trial in range(20)]
-    space = {"lr": {"type": "float", "low": 0.0, "high": 1.0}}
-    write_recording(
-        tmp_path / "recordings" / "one",
-        results=results,
-        target=TARGET,
-        space=space,
-        source="made up",
-    )
+    write_twenty(tmp_path / "recordings" / "one")
     settings = ["--policies", "random", "--workers", "1,4", "--seeds", "1"]
     assert main(["--recordings", str(tmp_path / "recordings"), *settings]) == 0
     (path,) = (tmp_path / "results").glob("scaling-*.json")

@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-import yaml
 
 import benchmarks.measuring
 from autotune.measurement import PAUSED
@@ -19,6 +16,7 @@ from benchmarks.replay.simulation import Stretch, Trace
 from benchmarks.search import Search, main, run_search
 from benchmarks.search_peers.policies import POLICIES
 from benchmarks.search_peers.scores import score_trace, top_trials
+from tests.support.recordings import write_raw_recording
 
 SPACE = {
     "lr": {"type": "float", "low": 1e-4, "high": 1.0, "log": True},
@@ -27,44 +25,15 @@ SPACE = {
 }
 
 
-def write_recording(
-    folder: Path, curves: list[list[float]], max_train_seconds: float = 10.0
-) -> Path:
-    """A recording whose trials have one evaluation a second, with these metrics.
-
-    The target is 0.9.
-    """
-    folder.mkdir(parents=True)
-    study = {
-        "metric": "accuracy",
-        "mode": "max",
-        "target": 0.9,
-        "max_train_seconds": max_train_seconds,
-        "num_trials": len(curves),
-    }
-    (folder / "study.yaml").write_text(
-        yaml.safe_dump({**study, "clock": "made up", "source": "made up"})
-    )
-    (folder / "space.yaml").write_text(yaml.safe_dump(SPACE))
+def write_recording(folder: Path, curves: list[list[float]]) -> Path:
+    """A recording of trials at random points with these curves."""
     rng = np.random.default_rng(0)
-    trials = list(range(len(curves)))
     points = {
-        "trial": trials,
-        "lr": [float(10 ** rng.uniform(-4, 0)) for _ in trials],
-        "width": [int(rng.choice([16, 32, 64])) for _ in trials],
-        "kind": [str(rng.choice(["a", "b"])) for _ in trials],
+        "lr": [float(10 ** rng.uniform(-4, 0)) for _ in curves],
+        "width": [int(rng.choice([16, 32, 64])) for _ in curves],
+        "kind": [str(rng.choice(["a", "b"])) for _ in curves],
     }
-    pq.write_table(pa.table(points), folder / "trials.parquet")
-    rows = [
-        (trial, step + 1, step + 1.0, metric)
-        for trial, curve in enumerate(curves)
-        for step, metric in enumerate(curve)
-    ]
-    columns = dict(
-        zip(("trial", "step", "train_seconds", "metric"), zip(*rows, strict=True), strict=True)
-    )
-    pq.write_table(pa.table(columns), folder / "curves.parquet")
-    return folder
+    return write_raw_recording(folder, SPACE, points, curves)
 
 
 def rising(seconds: int) -> list[float]:
@@ -117,44 +86,42 @@ def recording(tmp_path: Path) -> Recording:
     return read_recording(write_recording(tmp_path / "made", many()))
 
 
+@pytest.mark.parametrize(
+    ("stretches", "cost_multiple", "is_lost"),
+    [
+        ([(10, 8.0, 8.0, "MISSED"), (0, 10.0, 2.0, "REACHED")], 5.0, False),
+        # a random search comes on top
+        ([(0, 1.0, 1.0, "STOPPED"), (10, 9.0, 8.0, "MISSED")], (9.0 + 100.0) / 2.0, True),
+    ],
+)
 def test_the_cost_multiple_is_what_was_spent_until_the_winner_over_its_time(
     recording: Recording,
+    stretches: list[tuple[int, float, float, str]],
+    cost_multiple: float,
+    is_lost: bool,
 ) -> None:
-    score = score_trace(
-        recording, trace_of((10, 8.0, 8.0, "MISSED"), (0, 10.0, 2.0, "REACHED")), 100.0
-    )
-    assert score["cost_multiple"] == 5.0
-    assert not score["threw_last_winner_away"]
+    score = score_trace(recording, trace_of(*stretches), 100.0)
+    assert (score["cost_multiple"], score["threw_last_winner_away"]) == (cost_multiple, is_lost)
 
 
-def test_who_throws_the_last_winner_away_is_charged_a_random_search_on_top(
-    recording: Recording,
-) -> None:
-    score = score_trace(
-        recording, trace_of((0, 1.0, 1.0, "STOPPED"), (10, 9.0, 8.0, "MISSED")), 100.0
-    )
-    assert score["cost_multiple"] == (9.0 + 100.0) / 2.0
-    assert score["threw_last_winner_away"]
-
-
+@pytest.mark.parametrize(
+    ("stretches", "winners"),
+    [
+        ([(0, 1.0, 1.0, "STOPPED")], (1, 1)),
+        ([(0, 1.0, 1.0, PAUSED)], (1, 0)),
+        # the top 5% of forty trials are two
+        ([(2, 1.0, 1.0, "STOPPED")], (0, 0)),
+        ([(2, 6.0, 6.0, "REACHED"), (1, 9.0, 3.0, "CAPPED")], (1, 1)),
+        # it could not win any more
+        ([(0, 2.0, 2.0, "REACHED"), (1, 4.0, 2.0, "STOPPED")], (1, 0)),
+    ],
+)
 def test_a_winner_that_was_stopped_is_lost_and_one_that_was_paused_is_not(
     recording: Recording,
+    stretches: list[tuple[int, float, float, str]],
+    winners: tuple[int, int],
 ) -> None:
-    assert top_trials(recording, trace_of((0, 1.0, 1.0, "STOPPED"))) == (1, 1)
-    assert top_trials(recording, trace_of((0, 1.0, 1.0, PAUSED))) == (1, 0)
-    # the top 5% of forty trials are two
-    assert top_trials(recording, trace_of((2, 1.0, 1.0, "STOPPED"))) == (0, 0)
-
-
-def test_a_trial_that_could_not_win_any_more_is_not_lost(recording: Recording) -> None:
-    assert top_trials(recording, trace_of((2, 6.0, 6.0, "REACHED"), (1, 9.0, 3.0, "CAPPED"))) == (
-        1,
-        1,
-    )
-    assert top_trials(recording, trace_of((0, 2.0, 2.0, "REACHED"), (1, 4.0, 2.0, "STOPPED"))) == (
-        1,
-        0,
-    )
+    assert top_trials(recording, trace_of(*stretches)) == winners
 
 
 @pytest.mark.slow

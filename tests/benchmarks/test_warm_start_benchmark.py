@@ -36,20 +36,22 @@ def result(trial: int, lr: float, seconds: float) -> TrialResult:
     return make_result(trial, Outcome.REACHED, *evaluations, values={"lr": lr})
 
 
+def write_twenty(folder: Path, *, high: float = 1.0) -> None:
+    """A recording of twenty trials, over rates up to ``high``."""
+    write_recording(
+        folder,
+        results=[result(trial, trial / 20, 4.0 + abs(trial - 7)) for trial in range(20)],
+        target=TARGET,
+        space={"lr": {"type": "float", "low": 0.0, "high": high}},
+        source="made up",
+    )
+
+
 @pytest.fixture
 def recordings(tmp_path: Path) -> Path:
     """Two recordings of one search space, and one of another."""
-    space = {"lr": {"type": "float", "low": 0.0, "high": 1.0}}
     for name, high in (("kin_a", 1.0), ("kin_b", 1.0), ("other_c", 2.0)):
-        results = [result(trial, trial / 20, 4.0 + abs(trial - 7)) for trial in range(20)]
-        domain = {"lr": {**space["lr"], "high": high}}
-        write_recording(
-            tmp_path / "recordings" / name,
-            results=results,
-            target=TARGET,
-            space=domain,
-            source="made up",
-        )
+        write_twenty(tmp_path / "recordings" / name, high=high)
     return tmp_path / "recordings"
 
 

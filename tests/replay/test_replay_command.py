@@ -4,15 +4,13 @@ import csv
 import io
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-import yaml
 
 from autotune.config.experiments import options
 from autotune.errors import AutotuneError
 from autotune.recording import read_recording
 from benchmarks.replay.__main__ import replay_command
+from tests.support.recordings import write_raw_recording
 
 SPACE = {
     "lr": {"type": "float", "low": 0.01, "high": 1.0, "log": True},
@@ -27,38 +25,13 @@ def folder(tmp_path: Path) -> Path:
 
     The last trials reach the target sooner.
     """
-    path = tmp_path / "recording"
-    path.mkdir()
-    study = {
-        "metric": "accuracy",
-        "mode": "max",
-        "target": 0.9,
-        "max_train_seconds": 30,
-        "num_trials": 6,
-    }
-    (path / "study.yaml").write_text(yaml.safe_dump(study))
-    (path / "space.yaml").write_text(yaml.safe_dump(SPACE))
     points = {
-        "trial": list(range(6)),
         "lr": [0.01, 0.02, 0.05, 0.1, 0.5, 1.0000001],
         "kind": ["a", "b"] * 3,
         "widths": ["[8, 16]", "[16, 32]"] * 3,
     }
-    pq.write_table(pa.table(points), path / "trials.parquet")
-    rows = [
-        (trial, step, float(step * 2), 0.5 + 0.05 * (step + trial))
-        for trial in range(6)
-        for step in range(1, 5)
-    ]
-    columns = dict(
-        zip(
-            ("trial", "step", "train_seconds", "metric"),
-            map(list, zip(*reversed(rows), strict=True)),
-            strict=True,
-        )
-    )
-    pq.write_table(pa.table(columns), path / "curves.parquet")
-    return path
+    curves = [[0.5 + 0.05 * (step + trial) for step in range(1, 5)] for trial in range(6)]
+    return write_raw_recording(tmp_path / "recording", SPACE, points, curves, evaluation_seconds=2)
 
 
 def test_a_recording_is_read_as_it_was_written(folder: Path) -> None:
@@ -81,18 +54,8 @@ def test_a_trace_has_a_row_for_each_stretch(
     search: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "trace.csv"
-    assert (
-        replay_command(
-            [
-                f"recording={folder}",
-                f"search={search}",
-                "num_workers=2",
-                "within=null",
-                f"output={output}",
-            ]
-        )
-        == 0
-    )
+    line = [f"recording={folder}", f"search={search}", "within=null", f"output={output}"]
+    assert replay_command([*line, "num_workers=2"]) == 0
     rows = rows_of(output)
     assert (
         ",".join(rows[0]) == "order,trial,worker,started_seconds,stopped_seconds,"
@@ -124,15 +87,6 @@ def test_a_trace_has_a_row_for_each_stretch(
         (
             ["recording={folder}", "epochs=3"],
             "epochs=3: accepted beside the command's own keys are those of search, stopping, ",
-        ),
-        (["recording={folder}", "seed=x"], "seed: found 'x'; give a whole number from 0"),
-        (
-            ["recording={folder}", "num_workers=0"],
-            "num_workers: found '0'; give a whole number from 1",
-        ),
-        (
-            ["recording={folder}", "within=-1"],
-            "within: found '-1'; give a number from 0, or null",
         ),
         (
             ["recording={folder}", "search=tpee"],

@@ -45,38 +45,20 @@ def recording(*trials: RecordedTrial) -> Recording:
     return Recording(target=TARGET, space=SPACE, trials=trials)
 
 
-class InOrder(optuna.samplers.BaseSampler):  # type: ignore[misc]
-    """Proposes given values of ``x``, one after the other, and then the middle."""
-
-    def __init__(self, values: Sequence[float]) -> None:
-        self._values = iter(values)
-
-    def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
-        return {}
-
-    def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:
-        return {}
-
-    def sample_independent(
-        self, study: Any, trial: Any, param_name: str, param_distribution: Any
-    ) -> float:
-        return next(self._values, 0.5)
-
-
 def policy(
     place: PointPlacement,
     *,
-    sampler: Any = None,
+    first: Sequence[float] = (),
     stopping: StoppingRule | None = None,
     pausing: Any = None,
     seed: int = 0,
 ) -> Scheduler:
-    study = optuna.create_study(sampler=sampler or optuna.samplers.RandomSampler(seed=seed))
+    """A policy that tries ``first`` values of ``x``, and then others at random."""
     return policy_over(
         SPACE,
         TARGET,
         seed=seed,
-        study=study,
+        first=[Suggestion({"x": x}) for x in first],
         stopping=stopping or NeverStop(),
         sampler=pausing,
         place=place,
@@ -102,9 +84,7 @@ THREE = recording(
 
 
 def test_a_trial_is_charged_up_to_the_target_its_cap_or_the_most_seconds() -> None:
-    trace = replay(
-        THREE, lambda place: policy(place, sampler=InOrder([0.5, 0.1, 0.9])), within=None
-    )
+    trace = replay(THREE, lambda place: policy(place, first=[0.5, 0.1, 0.9]), within=None)
     assert rows(trace) == [
         # the target's most seconds come before its evaluation at 60
         (11, 0, 0.0, 40.0, "TIMED_OUT"),
@@ -113,7 +93,7 @@ def test_a_trial_is_charged_up_to_the_target_its_cap_or_the_most_seconds() -> No
     ]
     capped = replay(
         THREE,
-        lambda place: policy(place, sampler=InOrder([0.9, 0.1, 0.5]), stopping=cap()),
+        lambda place: policy(place, first=[0.9, 0.1, 0.5], stopping=cap()),
         within=None,
     )
     assert rows(capped) == [
@@ -130,7 +110,7 @@ def test_a_point_is_the_nearest_recorded_one_not_yet_used_and_the_sampler_is_tol
 
     def made(place: PointPlacement) -> Scheduler:
         nonlocal study
-        found = policy(place, sampler=InOrder([0.12, 0.12, 0.2]))
+        found = policy(place, first=[0.12, 0.12, 0.2])
         study = found.study
         return found
 

@@ -10,7 +10,7 @@ import pytest
 
 from autotune.errors import ConfigError
 from autotune.measurement import PAUSED, Target, TrialResult
-from autotune.objective import AmortisedTime, BoundedObjective
+from autotune.objective import AmortisedTime
 from autotune.outcome import Outcome
 from autotune.recording import RecordedTrial, Recording
 from autotune.search.freeze_thaw import FreezeThawSampler
@@ -76,29 +76,19 @@ def searched(
     *,
     seed: int,
     pausing: bool = True,
-    num_workers: int = 1,
     within: float | None = 0.1,
-    objective: BoundedObjective = OBJECTIVE,
-    num_trials: int | None = None,
-    space: SearchSpace = SPACE,
-    made: list[Scheduler] | None = None,
 ) -> Trace:
     def make(place: PointPlacement) -> Scheduler:
-        policy = policy_over(
-            space,
+        return policy_over(
+            SPACE,
             TARGET,
             seed=seed,
-            stopping=CapAtIncumbent(objective=objective, cap_margin=1.0),
-            objective=objective,
-            num_trials=num_trials,
-            sampler=sampler(seed=seed, objective=objective, space=space) if pausing else None,
+            stopping=CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.0),
+            sampler=sampler(seed=seed) if pausing else None,
             place=place,
         )
-        if made is not None:
-            made.append(policy)
-        return policy
 
-    return replay(recorded, make, num_workers=num_workers, within=within)
+    return replay(recorded, make, within=within)
 
 
 def test_it_finds_a_good_point_in_less_training_than_chance_with_a_cap() -> None:
