@@ -25,10 +25,11 @@ from autotune.outcome import Outcome
 from autotune.search.points import points
 from autotune.search.samplers import quiet_optuna
 from autotune.search.scheduler import Done, Resume, Scheduler, Start, Trial, Wait
-from autotune.search.stopping import CapAtIncumbent, Decision, NeverStop
+from autotune.search.stopping import CapAtIncumbent, Decision
 from autotune.search.storage import JOURNAL
 from autotune.search.study import open_study
 from autotune.space import SearchSpace, Suggestion
+from tests.support import policies as support
 from tests.support.pausing import PausesAtFirst
 from tests.support.records import make_evaluation, make_result
 
@@ -79,17 +80,8 @@ def journal_study(folder: Path) -> optuna.Study:
 
 
 def policy_over(study: optuna.Study, **settings: Any) -> Scheduler:
-    given: dict[str, Any] = {
-        "space": SPACE,
-        "baseline": BASELINE,
-        "stopping": NeverStop(),
-        "objective": OBJECTIVE,
-        "target": TARGET,
-        "seed": 0,
-        "num_trials": None,
-        "max_errors_in_a_row": 3,
-    }
-    return Scheduler(study=study, **{**given, **settings})
+    given = {"space": SPACE, "target": TARGET, "baseline": BASELINE, **settings}
+    return support.policy_over(study=study, **given)
 
 
 def ended(
@@ -153,31 +145,28 @@ def test_the_baseline_is_trained_to_its_end_whoever_was_faster() -> None:
     assert math.isinf(baseline.cap_seconds)
 
 
-def test_a_trial_that_reached_the_target_is_complete_with_its_score() -> None:
+@pytest.mark.parametrize(
+    ("outcome", "metric", "known"),
+    [
+        (Outcome.REACHED, 0.9, (TrialState.COMPLETE, 7.5, {}, {})),
+        *(
+            (outcome, 0.65, (TrialState.PRUNED, 0.25, {1: 0.25}, {}))
+            for outcome in Outcome
+            if outcome.is_censored
+        ),
+        (Outcome.OUT_OF_MEMORY, None, (TrialState.PRUNED, None, {}, {"infeasible": 1.0})),
+        (Outcome.DIVERGED, math.nan, (TrialState.PRUNED, None, {}, {"infeasible": 1.0})),
+    ],
+)
+def test_optuna_is_told_a_score_or_a_distance_from_the_target_or_a_violated_constraint(
+    outcome: Outcome, metric: float | None, known: tuple[Any, ...]
+) -> None:
     study = new_study()
     policy = policy_over(study)
-    trial = suggested(policy)
-    assert policy.finish(ended(trial, seconds=7.5)) == 7.5
-    assert told(study) == (TrialState.COMPLETE, 7.5, {}, {})
-    assert policy.scores == {0: 7.5}
-
-
-@pytest.mark.parametrize("outcome", [each for each in Outcome if each.is_censored])
-def test_a_censored_trial_is_pruned_with_its_distance_from_the_target(outcome: Outcome) -> None:
-    study = new_study()
-    policy = policy_over(study)
-    assert policy.finish(ended(suggested(policy), outcome, seconds=3.0, metric=0.7)) is None
-    assert told(study) == (TrialState.PRUNED, pytest.approx(0.2), {1: pytest.approx(0.2)}, {})
-    assert policy.scores == {}
-
-
-@pytest.mark.parametrize("outcome", [Outcome.OUT_OF_MEMORY, Outcome.DIVERGED])
-def test_what_cannot_be_trained_violates_a_constraint(outcome: Outcome) -> None:
-    study = new_study()
-    end_next(policy_over(study), outcome, metric=None)
-    state, _, reports, constraints = told(study)
-    assert (state, reports) == (TrialState.PRUNED, {})
-    assert list(constraints.values()) == [1.0]
+    score = 7.5 if outcome is Outcome.REACHED else None
+    assert policy.finish(ended(suggested(policy), outcome, seconds=7.5, metric=metric)) == score
+    assert told(study) == known
+    assert policy.scores == ({} if score is None else {0: 7.5})
 
 
 def test_a_rejected_point_is_infeasible_and_costs_no_budget() -> None:

@@ -15,21 +15,11 @@ from optuna.storages.journal import JournalFileBackend
 
 from autotune.errors import StudyError
 from autotune.search.storage import JOURNAL, told_storage_errors
-from autotune.search.study import open_study, read_study
+from autotune.search.study import read_study
+from tests.search.test_study import open_in
 from tests.support.postgresql import PostgreSql, running_postgresql
 
 Lines = list[bytes]
-
-
-def open_in(folder: Path, url: str | None = None) -> optuna.Study:
-    return open_study(
-        "first",
-        folder,
-        storage_url=url,
-        make_sampler=optuna.samplers.RandomSampler,
-        seed=0,
-        definition={"a": 1},
-    )[0]
 
 
 def run_trials(study: optuna.Study, num_trials: int) -> None:
@@ -175,7 +165,7 @@ def test_a_database_that_goes_is_one_line_and_the_study_goes_on_once_it_is_back(
     server: PostgreSql, tmp_path: Path
 ) -> None:
     url = server.new_database("goes")
-    study = open_in(tmp_path, url)
+    study = open_in(tmp_path, url=url)
     run_trials(study, 3)
     server.kill()
     try:
@@ -186,6 +176,6 @@ def test_a_database_that_goes_is_one_line_and_the_study_goes_on_once_it_is_back(
             run_trials(study, 1)
     finally:
         server.start()
-    again = open_in(tmp_path, url)
+    again = open_in(tmp_path, url=url)
     run_trials(again, 1)
     assert len([trial for trial in again.trials if trial.state.is_finished()]) == 4

@@ -10,7 +10,6 @@ import optuna
 import pytest
 
 from autotune.errors import ConfigError, StudyError
-from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
 from autotune.search.study import (
     confirmations,
@@ -45,19 +44,6 @@ def open_in(
 
 def database(folder: Path) -> str:
     return f"sqlite:///{folder / 'studies.db'}"
-
-
-def confirmed(trial: int) -> TrialResult:
-    return make_result(
-        trial,
-        Outcome.MISSED,
-        values={"model.widths": [8, 16]},
-        overrides=("model.widths=[8,16]",),
-        seed=5,
-        started_at=1.0,
-        stopped_at=2.0,
-        fingerprint={"device": "cpu"},
-    )
 
 
 @pytest.mark.parametrize("in_database", [False, True])
@@ -118,11 +104,13 @@ def test_a_missing_study_is_told_with_those_there_are(tmp_path: Path) -> None:
 def test_confirmation_runs_are_kept_by_arm_and_seed(tmp_path: Path) -> None:
     study = open_in(tmp_path)
     assert confirmations(study) == {}
-    for arm, index in ((0, 0), (0, 1), (12, 0)):
-        store_confirmation(study, arm, index, confirmed(arm))
-    found = confirmations(read_study("first", tmp_path))
-    assert sorted(found) == [(0, 0), (0, 1), (12, 0)]
-    assert found[12, 0] == confirmed(12)
+    runs = {
+        (arm, index): make_result(arm, Outcome.MISSED, values={"model.widths": [8, 16]}, seed=index)
+        for arm, index in ((0, 0), (0, 1), (12, 0))
+    }
+    for (arm, index), run in runs.items():
+        store_confirmation(study, arm, index, run)
+    assert confirmations(read_study("first", tmp_path)) == runs
 
 
 @pytest.mark.parametrize(
