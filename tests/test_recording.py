@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.measurement import Evaluation, Target
 from autotune.outcome import Outcome
 from autotune.recording import read_recording, write_recording
 from tests.support.records import make_evaluation, make_result
@@ -19,6 +19,7 @@ SPACE = {
     "batch_size": {"type": "power_of_two", "low": 16, "high": 512},
     "model.widths": [[8, 16], [16, 32]],
 }
+POINT = {"batch_size": 64, "model.widths": [8, 16]}
 
 
 def evaluation(step: int, train_seconds: float, metric: float) -> Evaluation:
@@ -34,38 +35,24 @@ def evaluation(step: int, train_seconds: float, metric: float) -> Evaluation:
     )
 
 
-def result(
-    trial: int, outcome: Outcome, values: dict[str, Any], *evaluations: Evaluation
-) -> TrialResult:
-    return make_result(trial, outcome, *evaluations, values=values)
-
-
 RESULTS = [
-    result(
+    make_result(
         2,
         Outcome.OUT_OF_MEMORY,
-        {"optimizer": "adamw", "batch_size": 512, "weight_decay": 0, "model.widths": [8, 16]},
+        values={"optimizer": "adamw", "weight_decay": 0, "model.widths": [8, 16]},
     ),
-    result(0, Outcome.REACHED, {}, evaluation(10, 1.0, 0.5), evaluation(20, 2.0, 0.9)),
-    result(
+    make_result(0, Outcome.REACHED, evaluation(10, 1.0, 0.5), evaluation(20, 2.0, 0.9)),
+    make_result(
         1,
         Outcome.DIVERGED,
-        {
-            "optimizer": "sgd",
-            "batch_size": 64,
-            "optimizer.momentum": 0.9,
-            "weight_decay": 0.5,
-            "nesterov": True,
-            "depth": 3,
-            "mixed": 1,
-        },
         evaluation(5, 0.25, math.nan),
+        values={"optimizer": "sgd", "weight_decay": 0.5, "nesterov": True, "depth": 3, "mixed": 1},
     ),
-    result(
+    make_result(
         3,
         Outcome.MISSED,
-        {"optimizer": "sgd", "mixed": "one", "nothing": None},
         evaluation(7, 3.0, 0.1),
+        values={"optimizer": "sgd", "mixed": "one", "nothing": None},
     ),
 ]
 
@@ -108,8 +95,6 @@ def test_trials_are_in_order_with_a_column_for_each_parameter(folder: Path) -> N
     assert columns(folder / "trials.parquet") == {
         "trial": [0, 1, 2, 3],
         "optimizer": [None, "sgd", "adamw", "sgd"],
-        "batch_size": [None, 64, 512, None],
-        "optimizer.momentum": [None, 0.9, None, None],
         "weight_decay": [None, 0.5, 0.0, None],
         "nesterov": [None, True, None, None],
         "depth": [None, 3, None, None],
@@ -131,14 +116,14 @@ def test_curves_hold_every_evaluation_in_warm_seconds(folder: Path) -> None:
 def test_an_evaluation_at_the_target_that_did_not_count_is_not_the_time_to_target(
     tmp_path: Path,
 ) -> None:
-    dense, sparse = (
-        evaluation(10, 1.0, 0.95),
-        replace(evaluation(30, 3.0, 0.92), outcome=Outcome.REACHED),
-    )
-    never = (evaluation(10, 2.0, 0.99), replace(evaluation(20, 4.0, 0.99), outcome=Outcome.CAPPED))
     results = [
-        result(0, Outcome.REACHED, {"batch_size": 64, "model.widths": [8, 16]}, dense, sparse),
-        result(1, Outcome.CAPPED, {"batch_size": 32, "model.widths": [8, 16]}, *never),
+        make_result(number, outcome, first, replace(last, outcome=outcome), values=POINT)
+        for number, (outcome, first, last) in enumerate(
+            [
+                (Outcome.REACHED, evaluation(10, 1.0, 0.95), evaluation(30, 3.0, 0.92)),
+                (Outcome.CAPPED, evaluation(10, 2.0, 0.99), evaluation(20, 4.0, 0.99)),
+            ]
+        )
     ]
     write_recording(tmp_path, results=results, target=TARGET, space=SPACE, source="pruning")
     reached, capped = read_recording(tmp_path).trials
