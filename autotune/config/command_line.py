@@ -134,7 +134,7 @@ def parse_command_line(
         # loads Hydra's plug-ins
         from autotune.config.completion import shell_completion  # noqa: PLC0415
 
-        sys.exit(shell_completion(parsed.shell_completion, [*parsed.overrides], parsed.config_dir))
+        sys.exit(shell_completion(parsed.shell_completion))
     if parsed.multirun:
         print(
             "autotune: --multirun is not needed: sweeps are read without it, as the search space of"

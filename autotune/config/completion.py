@@ -8,7 +8,6 @@ the overrides up to the cursor.
 import contextlib
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -26,29 +25,21 @@ _FLAGS_OF_A_FOLDER = ("--config-dir", "-cd")
 _FLAGS_WITH_A_VALUE = (*_FLAGS_OF_A_FOLDER, "--cfg", "-c", "--shell-completion", "-sc")
 
 
-def shell_completion(command: str, overrides: list[str], config_dirs: list[str]) -> int:
-    """Run ``install=SHELL``, ``uninstall=SHELL`` or ``query=SHELL``, which print for the shell, and
-    return the exit code.
+def shell_completion(command: str) -> int:
+    """Run ``install=SHELL`` or ``query=SHELL``, which print for the shell; return the exit code.
 
     Raises:
-        ConfigError: the command or shell is unknown, more is given beside it, or a ``.py`` file is
-            run, which shells cannot complete.
+        ConfigError: the command or shell is unknown, or a ``.py`` file is run, which shells cannot
+            complete.
     """
     verb, _, shell = command.partition("=")
     plugin_classes: Any = Plugins.instance().discover(CompletionPlugin)
     plugins = {plugin_class.provides(): plugin_class for plugin_class in plugin_classes}
-    if (
-        verb not in ("install", "uninstall", "query")
-        or shell not in plugins
-        or overrides
-        or config_dirs
-    ):
-        found = " ".join((command, *overrides, *config_dirs))
+    if verb not in ("install", "query") or shell not in plugins:
         raise ConfigError(
-            f"-sc: found {found!r}; use install=, uninstall= or query= with"
-            f" {', '.join(sorted(plugins))}"
+            f"-sc: found {command!r}; use install= or query= with {', '.join(sorted(plugins))}"
         )
-    if verb != "query" and sys.argv[0].endswith(".py"):
+    if verb == "install" and sys.argv[0].endswith(".py"):
         raise ConfigError(
             f'-sc {command}: shells complete the installed command: eval "$(autotune -sc'
             f' {command})"'
@@ -72,11 +63,6 @@ def shell_completion(command: str, overrides: list[str], config_dirs: list[str])
         plugin = plugins[shell](GlobalHydra.instance().config_loader())
         if verb == "install":
             plugin.install()
-        elif verb == "uninstall":
-            if shell != "fish":
-                # Hydra removes only the function that this rule calls
-                print(f"complete -r {Path(sys.argv[0]).name} 2> /dev/null")
-            plugin.uninstall()
         elif words:
             os.environ["COMP_LINE"] = " ".join(("autotune", *words))
             plugin.query(config_name="config")
