@@ -119,25 +119,6 @@ def test_a_mistake_is_refused_with_file_key_what_was_found_and_what_is_accepted(
     assert str(refused.value) == f"cnn.yaml: {message}"
 
 
-def test_a_key_in_two_files_is_refused_with_both_files() -> None:
-    first = SearchSpace.from_mapping({"lr": [1]}, "cnn.yaml")
-    second = SearchSpace.from_mapping({"lr": [2]}, "runtime.yaml")
-    with pytest.raises(SearchSpaceError) as refused:
-        first.merged_with(second)
-    assert (
-        str(refused.value)
-        == "runtime.yaml: lr: is also in cnn.yaml; use each key once in an experiment's"
-        " search_space"
-    )
-
-
-def test_a_number_in_the_form_that_yaml_reads_as_text_is_a_number() -> None:
-    space = SearchSpace.from_mapping(
-        {"lr": {"type": "float", "low": "1e-2", "high": "1e1"}}, "cnn.yaml"
-    )
-    assert space.parameters == {"lr": Float(low=0.01, high=10.0)}
-
-
 # What a sampler is asked.
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any, Self
 
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, check_choice
 from autotune.measurement import Target
 
 
@@ -192,9 +192,7 @@ class TrialConfig:
             if not is_whole and not (found is None and key in _MAY_BE_NULL):
                 raise ConfigError(f"{key}: found {found}; give a whole number from {least}")
         for key, known in _CHOICES.items():
-            if (found := self._value(key)) not in known:
-                names = ", ".join("null" if option is None else str(option) for option in known)
-                raise ConfigError(f"{key}: found {found!r}; give one of {names}")
+            check_choice(key, self._value(key), known)
         for key in ("epochs", "max_grad_norm"):
             if (found := self._value(key)) is not None and not 0 < found < math.inf:
                 raise ConfigError(f"{key}: found {found}; give a number above 0")
