@@ -31,8 +31,7 @@ class Precision:
     @property
     def weights_dtype(self) -> torch.dtype:
         """Dtype of weights, buffers and floating-point inputs."""
-        dtype = getattr(torch, self.settings.weights_dtype)
-        assert isinstance(dtype, torch.dtype)
+        dtype: torch.dtype = getattr(torch, self.settings.weights_dtype)
         return dtype
 
     def apply(self) -> None:

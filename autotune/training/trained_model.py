@@ -40,14 +40,13 @@ def trained_model(path: Path, allowed_targets: Sequence[str]) -> nn.Module:
     where = f"{path}: model"
     make_model = build_partial(config["model"], tuple(allowed_targets), where, key="model")
     try:
-        arguments = {
+        offered = {
             "input_shape": tuple(metadata["input_shape"]),
             "num_classes": metadata["num_classes"],
         }
+        arguments = accepted_arguments(make_model, offered)
         with torch.device("meta"):  # without memory: a file can name a model of any size
-            sketch = call(
-                make_model, where, **accepted_arguments(make_model, arguments)
-            ).state_dict()
+            sketch = call(make_model, where, **arguments).state_dict()
         if {name: tensor.shape for name, tensor in sketch.items()} != {
             name: tensor.shape for name, tensor in weights.items()
         }:
@@ -55,7 +54,7 @@ def trained_model(path: Path, allowed_targets: Sequence[str]) -> nn.Module:
                 f"{path}: does not hold the weights of its own model, which has others; use"
                 " what autotune wrote"
             )
-        model: nn.Module = call(make_model, where, **accepted_arguments(make_model, arguments))
+        model: nn.Module = call(make_model, where, **arguments)
         model.load_state_dict(weights)
     except AutotuneError:
         raise
