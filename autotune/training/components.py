@@ -139,10 +139,7 @@ def make_components(
         shared = SharedModel(model)
         if ranks.is_joined:
             shared = strategy.share(
-                model,
-                ranks,
-                precision,
-                lambda outputs, targets: loss(precision.outputs(outputs), targets),
+                model, ranks, precision, lambda raw, targets: loss(precision.outputs(raw), targets)
             )
     else:
         reset_model(reuse.model, model)

@@ -90,11 +90,8 @@ def train(
         yield last
 
     num_steps = 0 if last is None else last.step
-    limit = TimeLimit(
-        ranks,
-        clock,
-        min(config.target.max_train_seconds, cap_seconds - clock.seconds(Phase.PREPARE)),
-    )
+    seconds = min(config.target.max_train_seconds, cap_seconds - clock.seconds(Phase.PREPARE))
+    limit = TimeLimit(ranks, clock, seconds)
     every = run.evaluate_every_samples
     clock.enter(Phase.TRAIN)
     with closing(run.batches(num_steps)) as batches:
@@ -107,9 +104,8 @@ def train(
             is_due = num_steps * run.batch_size // every > evaluated // every
             if not is_due and num_steps < run.total_steps and not is_out_of_time:
                 continue
-            last = ranks.broadcast_from_first(
-                _evaluate(run, parts, num_steps, last, clock, cap_seconds)
-            )
+            own = _evaluate(run, parts, num_steps, last, clock, cap_seconds)
+            last = ranks.broadcast_from_first(own)
             if state_folder is not None:
                 _keep(state_folder, run, parts, last)
             if not (yield from _reported(run, parts, last)):
