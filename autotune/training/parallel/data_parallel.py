@@ -14,11 +14,10 @@ from torch.distributed import fsdp
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, check_choice, check_counts
 from autotune.training.parallel.ranks import Ranks, broadcast_buffers
 from autotune.training.parallel.strategy import SharedModel, Strategy
-from autotune.training.parallel.tensor_parallel import DividedModel, check_plan, share_layers
+from autotune.training.parallel.tensor_parallel import DividedModel, TensorParallel, share_layers
 from autotune.training.runtime import Precision
 from autotune.training.techniques.technique import Loss
 
@@ -136,9 +135,9 @@ class _Replicated(SharedModel):
         broadcast_buffers(model)
 
 
-class FSDP(Strategy):
+class FSDP(TensorParallel):
     """torch's ``fully_shard``: every rank holds a part of each weight, its gradient and the
-    optimizer's state.
+    optimizer's state; with ``tensor_size`` above 1, a part of what tensor parallelism leaves it.
 
     Args:
         num_workers: number of ranks.
@@ -154,8 +153,6 @@ class FSDP(Strategy):
     Source: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel" (2023).
     """
 
-    divides_model = True
-
     def __init__(
         self,
         *,
@@ -167,17 +164,6 @@ class FSDP(Strategy):
     ) -> None:
         super().__init__(num_workers=num_workers, backend=backend, tensor_size=tensor_size)
         self._reshard_after_forward, self._cpu_offload = reshard_after_forward, cpu_offload
-
-    def check(self, config: TrialConfig, model: nn.Module, *, batch_size: int) -> None:
-        """Refuse a training that cannot have its weights sharded.
-
-        Raises:
-            ConfigError: a setting does not allow it, such as a technique or an averaging that needs
-                whole weights.
-        """
-        super().check(config, model, batch_size=batch_size)
-        if self.tensor_size > 1:
-            check_plan(config, model, self.tensor_size)
 
     def share(
         self, model: nn.Module, ranks: Ranks, precision: Precision, loss: Loss

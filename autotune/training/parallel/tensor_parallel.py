@@ -41,13 +41,20 @@ class TensorParallel(Strategy):
             ConfigError: the model has no plan for so many ranks, or a setting does not allow it.
         """
         super().check(config, model, batch_size=batch_size)
-        check_plan(config, model, self.num_workers)
+        if self.tensor_size == 1:
+            return
+        _plan_of(model, self.tensor_size)
+        if config.runtime.optimizer_kernels not in (None, "for_loop"):
+            raise ConfigError(
+                "runtime.optimizer_kernels: split and whole weights need a loop each; use for_loop"
+                " with tensor parallelism"
+            )
 
     def share(
         self, model: nn.Module, ranks: Ranks, precision: Precision, loss: Loss
     ) -> SharedModel:
         """Split the layers that the model's plan names over the ranks."""
-        share_layers(model, ranks.mesh(precision.device, 1, self.num_workers))
+        share_layers(model, ranks.mesh(precision.device, 1, self.tensor_size))
         return DividedModel(model.to(precision.device), ranks, self.tensor_size)
 
 
@@ -88,21 +95,6 @@ class DividedModel(SharedModel):
         """The state gathered from all ranks."""
         return get_model_state_dict(
             model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
-        )
-
-
-def check_plan(config: TrialConfig, model: nn.Module, size: int) -> None:
-    """Refuse a model whose layers ``size`` ranks cannot share, and optimizer kernels that take only
-    tensors that are all alike.
-
-    Raises:
-        ConfigError: the model or a setting is refused.
-    """
-    _plan_of(model, size)
-    if config.runtime.optimizer_kernels not in (None, "for_loop"):
-        raise ConfigError(
-            "runtime.optimizer_kernels: split and whole weights need a loop each; use for_loop with"
-            " tensor parallelism"
         )
 
 
