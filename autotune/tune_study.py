@@ -21,13 +21,7 @@ from autotune.config.command_line import (
 )
 from autotune.config.experiments import options_help, require_experiment
 from autotune.errors import ConfigError
-from autotune.execution.cluster import RaySession, capabilities_of
-from autotune.execution.launcher import CHECK_TRAINING, calling, started_launcher
-from autotune.execution.live_study import say
-from autotune.execution.plan import check_plan, describe_plan, plan_study
-from autotune.execution.run_study import run_study
 from autotune.session import refuse_within_training
-from autotune.training.sources import train_missing_sources
 
 _PURPOSE = (
     "Find the configuration that reaches a target quality in the least time, confirm it and"
@@ -82,9 +76,22 @@ def tune_command(
     composed = composer.compose()
     require_experiment(bool(composed.choices.get("experiment")), line.config_dirs)
     _ = composed.trial  # checks the trial's configuration
+    # seconds, which no help and no mistake waits for
+    from autotune.execution.cluster import RaySession, capabilities_of  # noqa: PLC0415
+    from autotune.execution.launcher import (  # noqa: PLC0415
+        CHECK_TRAINING,
+        calling,
+        started_launcher,
+    )
+
     config, console = composed.config, console or Console()
     is_local, trains_now = config.cluster.is_local, trains and not config.dry_run
     with started_launcher(config.cluster, is_wanted=trains_now) as launcher:
+        from autotune.execution.live_study import say  # noqa: PLC0415
+        from autotune.execution.plan import check_plan, describe_plan, plan_study  # noqa: PLC0415
+        from autotune.execution.run_study import run_study  # noqa: PLC0415
+        from autotune.training.sources import train_missing_sources  # noqa: PLC0415
+
         with console.status(
             "reading the configuration and checking every branch of the search space"
         ):

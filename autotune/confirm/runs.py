@@ -141,6 +141,7 @@ class RunsInTurns:
                 raise
             finally:
                 wait(at_work)
+                self.tracker.may_write.set()
 
     def _work_off(
         self,
@@ -178,6 +179,8 @@ class RunsInTurns:
             with self._telling:
                 self.display.evaluated(run.label, evaluation)
 
+        if not run.task.num_gpus and run.task.num_cpus >= self.plan.capabilities.num_cpus:
+            self.tracker.may_write.clear()
         with self._telling:
             self.display.started(run.label)
             self.tracker.start(replace(run.tracked, started_at=time.time()))

@@ -2,6 +2,8 @@
 that it exports.
 """
 
+import contextlib
+import importlib
 import logging
 import math
 import shlex
@@ -103,6 +105,15 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
         _draw(live)
         kept = [folder / name for name in _KEPT if (folder / name).exists()]
         live.tracker.close(end.for_tracker([*kept, *sorted((folder / "figures").glob("*.html"))]))
+
+
+def import_for_conclusion() -> None:
+    """Import what a conclusion needs, the exported program's and the report's libraries, which
+    takes seconds.
+    """
+    for name in ("training.standalone", "training.trained_model", "reporting.html"):
+        with contextlib.suppress(Exception):  # raised again where it is needed
+            importlib.import_module(f"autotune.{name}")
 
 
 def _draw(live: LiveStudy) -> None:

@@ -8,6 +8,7 @@ stopped.
 import logging
 import math
 import shutil
+import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -20,7 +21,7 @@ from autotune.confirm.race import RaceState
 from autotune.confirm.runs import Lanes, Run, RunsInTurns
 from autotune.errors import ClusterError
 from autotune.execution.cluster import ClusterSize, RaySession
-from autotune.execution.conclusion import conclude_study
+from autotune.execution.conclusion import conclude_study, import_for_conclusion
 from autotune.execution.exported import keep_first_weights, run_weights_path
 from autotune.execution.launcher import Launcher
 from autotune.execution.live_study import (
@@ -143,6 +144,9 @@ def _search_and_confirm(live: LiveStudy) -> Confirmation | None:
                 connection.run(lambda: _search(live, size), interrupt)
         if interrupt.is_set() or policy.error is not None or not live.needs_confirmation:
             return None
+        num_cpus, num_gpus = plan.resources(plan.trial)
+        if num_gpus or num_cpus < plan.capabilities.num_cpus:  # the runs leave a CPU idle
+            threading.Thread(target=import_for_conclusion, name="import", daemon=True).start()
         connection.run(lambda: _confirm(live, size), interrupt)
     finally:
         if not connection.is_lost:  # otherwise it is closed last: what Ray does then is uncertain

@@ -209,9 +209,7 @@ class Scheduler(SearchSettings):
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether trials that were started have not ended, such as those that an earlier process
-        paused.
-        """
+        """Whether a trial that was started has not ended, such as one that was paused earlier."""
         return bool(self._unfinished)
 
     @property
@@ -246,8 +244,7 @@ class Scheduler(SearchSettings):
 
     @property
     def expected_scores(self) -> dict[int, float]:
-        """Expected score of another run of the same configuration, for every trial that REACHED the
-        target, by trial number.
+        """Expected score of another run of each trial that REACHED the target, by trial number.
 
         All trials of a configuration have the same expected score: that of the sampler's model, if
         it has one, else the configuration's expected running time, which is the total score of its
@@ -409,11 +406,7 @@ class Scheduler(SearchSettings):
     def retry(self, number: int, *, most: int) -> bool:
         """Give up a trial that was lost with its machine, and enqueue its point.
 
-        Args:
-            most: maximum number of times that a point is tried again.
-
-        Returns:
-            False if the point was already tried again ``most`` times: nothing has changed then.
+        Return False if the point was already tried again ``most`` times: nothing has changed then.
         """
         num_lost = self._stored[number].user_attrs.get(NUM_LOST, 0) + 1
         if num_lost > most:

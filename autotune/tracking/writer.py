@@ -87,6 +87,9 @@ class TrackerWriter:
         """Whether the tracker was closed and lacks nothing of the study."""
         self._calls: queue.SimpleQueue[methodcaller | None] = queue.SimpleQueue()
         """Calls of the tracker's methods; None after the last."""
+        self.may_write = threading.Event()
+        """Cleared while runs are timed on CPUs that writing would take from them."""
+        self.may_write.set()
         self._opened: Future[Tracker] = Future()
         self._retry_at, self._has_failed = 0.0, False
         self._end, self._closes_by = StudyEnd(status="KILLED"), math.inf
@@ -152,6 +155,7 @@ class TrackerWriter:
         tracker, self._runs = self._opened.result(), self._ended()
         self._end = replace(end, best_scores=_best_scores(self._runs))
         self._closes_by = time.monotonic() + self.close_seconds
+        self.may_write.set()
         self._calls.put(None)
         self._thread.join(self.close_seconds + min(self.close_seconds, _GRACE_SECONDS))
         if not self.is_complete:
@@ -180,6 +184,7 @@ class TrackerWriter:
         self._opened.set_result(tracker)
         self._fill(tracker)
         while (method_call := self._calls.get()) is not None:
+            self.may_write.wait()
             if self._retry_at <= time.monotonic() < self._closes_by:
                 self._attempt(method_call, tracker)
         self._fill(tracker)
@@ -194,6 +199,7 @@ class TrackerWriter:
         """Tell the tracker of the runs that it lacks, while there is time and it takes them."""
         num_failures = 0
         for run in self._missing(tracker):
+            self.may_write.wait()
             if num_failures == _MAX_FAILURES or time.monotonic() > self._closes_by:
                 return
             is_taken = self._attempt(methodcaller("finish", *run), tracker)

@@ -3,6 +3,7 @@ and no study waits for it.
 """
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,23 @@ def test_of_the_runs_that_ended_before_those_that_a_tracker_lacks_are_made(
     runs = [make_run(number) for number in range(3)]
     end(made("FileTracker", path, said, runs, complete=["trial-1"]))
     assert told(path)[:-1] == ["finish trial-0", "finish trial-2"]
+
+
+def test_nothing_is_written_while_runs_are_timed(path: Path, said: list[str]) -> None:
+    ended: list[FinishedRun] = []
+    tracker = made("FileTracker", path, said, ended)
+    tracker.wait()
+    tracker.may_write.clear()
+    tracker.start(make_run(0)[0])
+    time.sleep(0.3)
+    assert told(path) == []
+    tracker.may_write.set()
+    wait_until(lambda: told(path) == ["start trial-0"])
+    tracker.may_write.clear()
+    ended.append(make_run(0))
+    tracker.finish(*ended[0])
+    end(tracker)
+    assert told(path)[1:] == ["finish trial-0", "close FINISHED [(1, 1.5)]"]
 
 
 def test_a_server_that_is_away_for_a_while_gets_every_run_at_the_end(
