@@ -272,7 +272,8 @@ class SearchSpace:
         """
         if not isinstance(mapping, Mapping):
             raise SearchSpaceError(
-                f"{source}: {where}: found {short(mapping)}, not a mapping from config key to domain"
+                f"{source}: {where}: found {short(mapping)}, not a mapping from config key to"
+                " domain"
                 if where  # else the file may be anything, and hold secrets
                 else f"{source}: the file is no mapping from config key to domain"
             )

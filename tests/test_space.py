@@ -104,7 +104,7 @@ def ask(space: SearchSpace, seed: int = 0) -> tuple[optuna.Study, optuna.Trial, 
             "bs: 24 is not a power of two, such as 1, 2, 4, 8",
         ),
         ({"a b": [1]}, "a b: is not a config key, such as optimizer.lr"),
-        ([1], "the file: found [1], not a mapping from config key to domain"),
+        ([1], "the file is no mapping from config key to domain"),
         (
             {"o": {"type": "choice", "choices": {"a": {"lr": [1]}}}, "lr": [2]},
             "lr: stands twice (beneath o, lr); use a key once among what can be open together",

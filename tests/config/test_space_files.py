@@ -159,7 +159,7 @@ def test_branches_may_share_what_opens_beneath_them(write_space: WriteSpace) -> 
         (b"\xff\xfe\x00", "{path}: cannot be read: it is not UTF-8"),
         (
             "- epochs\n",
-            "{path}: the file: found ['epochs'], not a mapping from config key to domain",
+            "{path}: the file is no mapping from config key to domain",
         ),
         (
             "optimizer:\n  type: choice\n  choices:\n    sgd:\n      seed: [1, 2]\n",
