@@ -111,6 +111,9 @@ class MlflowTracker:
         """Take up a run; it is created with its first write."""
         self.complete.discard(trial.name)
         self._open(trial)
+        if trial.phase == "confirm" and self._logs_model and trial.config.get("training") is None:
+            # imported beside confirmation runs, since the study's end needs it
+            import mlflow.pytorch  # noqa: F401, PLC0415  # imports torch
 
     def evaluate(self, name: str, evaluation: Evaluation) -> None:
         """Write an evaluation of the run ``name``, with the current time, unless the run was
