@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from rich.console import Console
 from autotune.config.command_line import EXIT_INTERRUPTED
 from autotune.config.experiments import dated_name, shipped_folder
 from autotune.config.overrides import as_configured, read_value
+from autotune.config.schema import COMMAND
 from autotune.errors import (
     AutotuneError,
     ConfigError,
@@ -53,6 +54,9 @@ from autotune.pickling import load_function
 
 {name} = load_function(__file__, {folders!r})
 '''
+
+_NUM_DEVICES = "parallelism.num_workers"
+"""The key of the configuration that ``devices`` sets."""
 
 
 def target(
@@ -252,6 +256,7 @@ def tune(
     seed: int | None = None,
     overrides: Sequence[str] = (),
     config_dirs: Sequence[str | Path] = (),
+    devices: int | None = None,
     quiet: bool = False,
     **groups: Any,
 ) -> TuneResult:
@@ -286,6 +291,9 @@ def tune(
         seed: seed of the study.
         overrides: further ``key=value`` settings, as on the command line.
         config_dirs: your own configuration folders, as ``--config-dir``.
+        devices: number of GPUs (or shares of the CPUs) of each trial. A function is called once for
+            each, in a process of its own, as by torchrun; a command starts its processes itself,
+            ``torchrun --nproc_per_node={devices} ...``. It may be a key of ``space``, too.
         quiet: whether nothing is printed.
         groups: settings by their first part: ``search="tpe"``, ``confirm={"max_runs": 20}``,
             ``cluster={"num_cpus": 4}``, ``objective="energy"``, ``tracking={"uri": ...}``,
@@ -304,6 +312,7 @@ def tune(
         refuse_within_training()
         study_folder = user_path(folder) / name
         arguments = _arguments(study_folder, experiment, training, space, target, baseline)
+        arguments += _as_overrides(_NUM_DEVICES, devices)
         if trials is None and time_budget_seconds is not None:
             arguments.append("search.num_trials=null")
         for key, value in [("study", study), ("search", limits), *groups.items()]:
@@ -369,15 +378,29 @@ def _write_function(
     name = _name(training)
     is_shipped = (shipped_folder("conf") / "experiment" / f"{name}.yaml").is_file()
     experiment_name = f"{name}_function" if is_shipped else name
+    command = getattr(training, "template", None)
+    called, allowed = {"_target_": f"{module}.{name}"}, module
+    if command is not None:
+        called, allowed = {"_target_": COMMAND, "command": command}, COMMAND.rpartition(".")[0]
+    baseline = dict(baseline or {})
+    num_devices = baseline.pop("devices", None)
+    node: dict[str, Any] = {**called}
+    arguments = {key: domain for key, domain in space.items() if key != "devices"}
+    for key, value in _baseline(training, arguments, baseline).items():
+        *groups, last = key.split(".")
+        reduce(lambda inner, group: inner.setdefault(group, {}), groups, node)[last] = value
     experiment = {
-        "training": {"_target_": f"{module}.{name}", **_baseline(training, space, baseline)},
+        "training": node,
         "target": _plain("target", asdict(target)),
         "search_space": [
             {
-                f"training.{key}": _domain(f"tune({name}): space: {key}", domain)
+                _NUM_DEVICES if key == "devices" else f"training.{key}": _domain(
+                    f"tune({name}): space: {key}", domain
+                )
                 for key, domain in space.items()
             }
         ],
+        **({} if num_devices is None else {"parallelism": {"num_workers": num_devices}}),
     }
     # of an entry that is empty, the working folder
     folders = [str(Path(entry).absolute()) for entry in sys.path if Path(entry).exists()]
@@ -385,10 +408,11 @@ def _write_function(
     text = f"# @package _global_\n# Written by autotune.tune.\n{settings}"
     sys.modules.pop(module, None)
     make_folder(folder / "experiment")
-    replace_file(folder / f"{module}.pkl", pickled(training))
-    replace_file(folder / f"{module}.py", _MODULE.format(folders=folders, name=name))
+    if command is None:
+        replace_file(folder / f"{module}.pkl", pickled(training))
+        replace_file(folder / f"{module}.py", _MODULE.format(folders=folders, name=name))
     replace_file(folder / "experiment" / f"{experiment_name}.yaml", text)
-    given = ["--config-dir", str(folder), f"allowed_targets=[{module}]"]
+    given = ["--config-dir", str(folder), f"allowed_targets=[{allowed}]"]
     return [f"experiment={override_text(experiment_name)}", *given]
 
 
@@ -403,8 +427,9 @@ def _baseline(
     """
     where, parameters = f"tune({_name(training)})", inspect.signature(training).parameters
     accepted = getattr(training, "command_keys", [*parameters])
-    is_open = accepted == [*parameters] and any(
-        parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+    is_open = accepted is None or (
+        accepted == [*parameters]
+        and any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     )
     given = dict(baseline or {})
     for key, parameter in parameters.items():

@@ -57,6 +57,10 @@ class DataError(AutotuneError):
     """Data, such as a data set or a recording, that is missing or of the wrong form."""
 
 
+class DivergedError(AutotuneError):
+    """A process of several that train together reported a metric or a loss that is not finite."""
+
+
 class StateError(DataError):
     """A saved state of a training that is missing or damaged."""
 
@@ -137,8 +141,8 @@ def last_exception(lines: Sequence[str]) -> int | None:
     """Index of the line that tells the exception which the last Python traceback in a program's
     output ends with; None without one.
 
-    Exceptions by which a launcher such as torchrun tells that a process of its own failed are no
-    cause, unless there is no other.
+    Exceptions by which a launcher such as torchrun tells that a process of its own failed, or a
+    rank that another one is gone, are no cause, unless there is no other.
     """
     found: list[int] = []
     in_traceback = False
@@ -151,7 +155,13 @@ def last_exception(lines: Sequence[str]) -> int | None:
         elif _TOLD_ALONE.match(line):  # that of a script which is not even read has no traceback
             found.append(index)
     causes = [index for index in found if not _OF_LAUNCHER.match(_OF_RANK.sub("", lines[index]))]
+    causes = [index for index in causes if not is_lost_connection(lines[index])] or causes
     return next(reversed(causes or found), None)
+
+
+def is_lost_connection(error: str) -> bool:
+    """Whether a rank only lost its connection to another one, whose end is the real failure."""
+    return "onnection closed by peer" in error or "onnection reset by peer" in error
 
 
 _OF_RANK = re.compile(r"^(?:\[[\w:]+\]: ?)+")

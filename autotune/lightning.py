@@ -11,17 +11,19 @@ epoch.
 
 import contextlib
 import functools
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import ConfigError
-from autotune.session import current
+from autotune.session import ADDRESS, current
 
 if TYPE_CHECKING or "pytorch_lightning" not in sys.modules or "lightning" in sys.modules:
     from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 else:  # the same library under its older name
     from pytorch_lightning import Callback, LightningModule, Trainer
+    from pytorch_lightning.strategies import FSDPStrategy, ModelParallelStrategy
 
 _FILE = "lightning.ckpt"
 
@@ -126,9 +128,14 @@ class ReportCallback(Callback):
             step=trainer.global_step,
             epoch=epoch,
             state=state,
-            weights=trainer.lightning_module.state_dict(),
+            # gathering a divided one takes all ranks, and time
+            weights=None if _is_sharded(trainer) else trainer.lightning_module.state_dict(),
             write_files=write_files,
         )
+
+
+def _is_sharded(trainer: Trainer) -> bool:
+    return isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy)
 
 
 _library_fit = Trainer.fit
@@ -136,24 +143,26 @@ _library_fit = Trainer.fit
 
 @functools.wraps(_library_fit)
 def _fit(trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-    """``Trainer.fit``; in a trial it refuses several processes, and continues a paused training.
+    """``Trainer.fit``; in a trial it trains in the trial's processes, and continues a paused
+    training.
 
     Both are too late in a callback: its first hook runs in the processes that Lightning has
     started, with ``ckpt_path`` read.
 
     Raises:
-        ConfigError: the trainer would train in other processes than this one.
+        ConfigError: the trainer would train in more or fewer processes.
     """
     # made without a type
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     reporting = [callback for callback in callbacks if isinstance(callback, ReportCallback)]
     if reporting and (session := current()) is not None:
-        if trainer.strategy.launcher is not None or trainer.world_size > 1:
-            raise ConfigError(
-                f"autotune.lightning: found a Trainer with devices={trainer.num_devices},"
-                f" num_nodes={trainer.num_nodes} and {type(trainer.strategy).__name__}; a trial"
-                " trains in its own process: Trainer(devices=1, num_nodes=1, strategy='auto')"
-            )
+        session.check_size(
+            trainer.world_size,
+            f"a Trainer with devices={trainer.num_devices}, num_nodes={trainer.num_nodes}",
+        )
+        # a script of which this is no rank starts its own; ddp_spawn would start them again
+        if "TORCHELASTIC_RUN_ID" in os.environ or ADDRESS not in os.environ:
+            trainer.strategy._launcher = None  # noqa: SLF001
         # no other begins an epoch before this one reports the last
         callbacks.sort(key=lambda callback: callback not in reporting)
         if session.checkpoint.files is not None and not session.checkpoint.is_loaded:

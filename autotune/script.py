@@ -14,6 +14,7 @@ training, unless it calls ``autotune.building`` and ``autotune.evaluating``.
 import contextlib
 import inspect
 import json
+import math
 import os
 import selectors
 import shlex
@@ -22,7 +23,8 @@ import string
 import subprocess
 import sys
 import tempfile
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,53 +32,84 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from autotune.config.schema import TrialConfig
-from autotune.errors import ConfigError, last_exception
-from autotune.session import ADDRESS, PROCESS, SEED, meant_by, numbers, trial
+from autotune.errors import (
+    ConfigError,
+    DataError,
+    DivergedError,
+    is_lost_connection,
+    last_exception,
+)
+from autotune.files import replace_file
+from autotune.session import (
+    ADDRESS,
+    NUM_DEVICES,
+    PROCESS,
+    SEED,
+    STATE,
+    meant_by,
+    numbers,
+    trial,
+    world_size,
+)
+from autotune.yaml_files import yaml_text
 
 if TYPE_CHECKING:
-    from autotune.training.user_training import TrainingClock  # imports torch
+    from autotune.training.checkpoint import TrainingCheckpoint  # imports torch
+    from autotune.training.user_training import TrainingClock
 
 _MAX_BYTES = 2**16
 """Longest piece of output that is read as one line: progress bars never end theirs. It is also the
 longest message of a script."""
 _END_SECONDS = 5.0
 """Seconds that a script may take to end after SIGTERM."""
-_OF_TRIAL = ("trial_folder", "trial_number")
-"""Names in braces that are no keys of the space: the folder and the number of the trial."""
+_OF_TRIAL = ("trial_folder", "trial_number", "devices", "config_file", "config_json")
+"""Names in braces that are no keys of the space: the trial's folder, number and devices, and files
+with all values of the space."""
+_TOLD_AS_KILLED = "Signal 9 (SIGKILL) received by PID"
+"""How torchrun tells that one of its processes was killed."""
 _IMPORT_TIME = b"import time:"
 """Beginning of the lines by which Python says how long imports take."""
-_WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-"""Environment variables by which launchers tell how many processes train together."""
+_KEEP_SECONDS = 300.0
+"""Seconds that a script's processes may take to write the training's state."""
+_ARRIVE_SECONDS = 5.0
+"""Seconds within which the other ranks of a script make their report after the first one's."""
 
 
 class Command:
     """A training function that runs a command; made by ``command``."""
 
-    __signature__ = inspect.signature(lambda *, report, clock, config, **values: None)
+    __signature__ = inspect.signature(lambda *, report, clock, config, checkpoint, **values: None)
 
-    def __init__(self, template: str, keys: Sequence[str]) -> None:
-        self._template = template
+    def __init__(self, template: str, keys: Sequence[str] | None) -> None:
+        self.template = template
         self.command_keys = keys
+        """The space's keys; None if they may have any name."""
         words = shlex.split(template)
-        self.__name__ = Path(words[min(1, len(words) - 1)]).stem
+        scripts = [word for word in words if word.endswith((".py", ".sh"))]
+        self.__name__ = Path(next(iter(scripts), words[min(1, len(words) - 1)])).stem
 
     def __call__(self, **arguments: Any) -> None:
         """Run the command; see ``run``."""
-        run(self._template, **arguments)
+        run(self.template, **arguments)
 
 
 def command(template: str) -> Command:
     """Make a training function of a command: ``autotune.command("python train.py --lr {lr} --out
     {trial_folder}")``.
 
-    The space's keys are the names in braces; ``{trial_folder}`` and ``{trial_number}`` are the
-    trial's own. Braces that the command itself has are doubled: ``--config '{{"lr": {lr}}}'``. A
-    leading ``python`` is this process's own interpreter.
+    The space's keys are the names in braces, ``{model.depth}`` one beneath another.
+    ``{trial_folder}``, ``{trial_number}`` and ``{devices}`` are the trial's own, ``{config_file}``
+    and ``{config_json}`` files with all values, as YAML and JSON. Braces that the command itself
+    has are doubled: ``--config '{{"lr": {lr}}}'``. A leading ``python`` is this process's own
+    interpreter.
 
     Raises:
         ConfigError: the template has no name in braces, or cannot be split as a shell would.
     """
-    keys = [name for name in _fields(template) if name not in _OF_TRIAL]
+    names = _fields(template)
+    keys = [name for name in names if name not in _OF_TRIAL]
+    if {"config_file", "config_json"} & set(names):
+        return Command(template, None)
     if not keys:
         raise ConfigError(
             f"command: {template!r} needs names in braces, such as 'python train.py --lr {{lr}}'"
@@ -92,7 +125,7 @@ def check(command: str, **values: Any) -> None:
             or has no value.
     """
     accepted = [*values, *_OF_TRIAL]
-    if missing := [key for key in _fields(command) if key not in accepted]:
+    if missing := [key for key in _fields(command) if key.partition(".")[0] not in accepted]:
         raise ConfigError(
             f"training.command: {missing[0]} has no value; names in braces can be"
             f" {', '.join(accepted)}"
@@ -108,7 +141,8 @@ def _fields(template: str) -> list[str]:
     reason = "names in braces look like --lr {lr}"
     try:
         names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
-        if shlex.split(template) and all(name.replace("-", "_").isidentifier() for name in names):
+        words = [word for name in names for word in name.replace("-", "_").split(".")]
+        if shlex.split(template) and all(word.isidentifier() for word in words):
             return list(dict.fromkeys(names))
     except ValueError as error:
         reason = str(error)
@@ -123,6 +157,7 @@ def run(
     report: Callable[..., None],
     clock: "TrainingClock",
     config: TrialConfig,
+    checkpoint: "TrainingCheckpoint",
     **values: Any,
 ) -> None:
     """Run a command as one training, from a configuration file: ``training: {_target_:
@@ -136,28 +171,35 @@ def run(
             as its output does.
         ConfigError: the command cannot be started, or reports what is refused.
     """
-    values |= {"trial_folder": trial().folder, "trial_number": trial().number or 0}
-    parts = [part.format(**values) for part in shlex.split(command)]
+    parts = [
+        _FIELDS.vformat(part, (), values | _of_trial(command, config, values))
+        for part in shlex.split(command)
+    ]
     if parts[0] in ("python", "python3"):
         parts[0] = sys.executable
     phases: list[contextlib.AbstractContextManager[None]] = []
     scratch = tempfile.TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True)
     with scratch as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
         channel.bind(f"{folder}/session")
-        script = _Script(parts, channel, config)
+        script = _Script(parts, channel, config, checkpoint.files)
         try:
             for message in script.messages():
                 match message:
-                    case {"report": reported}:
+                    case {"report": reported, "rank": 0}:
+                        if message.get("is_fresh"):
+                            checkpoint.save({}, write_files=script.keep)
                         suspended = script.running()
                         _each(suspended, psutil.Process.suspend)
                         report(**reported)
                         _each(suspended, psutil.Process.resume)
-                    case {"enter": phase}:
+                        script.go_on()
+                    case {"enter": phase, "rank": 0}:
                         phases.append(clock.building() if phase == "build" else clock.evaluating())
                         phases[-1].__enter__()
-                    case {"leave": _}:
+                    case {"leave": _, "rank": 0}:
                         phases.pop().__exit__(None, None, None)
+                    case {"loaded": 0}:
+                        checkpoint.load()
                     case {"imported": seconds}:
                         clock.count_as_build(seconds)
             script.check_exit_code()
@@ -168,6 +210,35 @@ def run(
 run.autotune_check = check  # type: ignore[attr-defined]  # called before the first trial
 
 
+class _Fields(string.Formatter):
+    """Fills in what is in braces; ``{model.depth}`` is a value of the mapping ``model``."""
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+        value = kwargs
+        for part in field_name.split("."):
+            value = value[part]
+        return value, field_name
+
+
+_FIELDS = _Fields()
+
+
+def _of_trial(command: str, config: TrialConfig, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the names in braces that are the trial's; writes the files that are named."""
+    folder, names = trial().folder, _fields(command)
+    files = {"config_file": folder / "config.yaml", "config_json": folder / "config.json"}
+    if "config_file" in names:
+        replace_file(files["config_file"], yaml_text(values))
+    if "config_json" in names:
+        replace_file(files["config_json"], json.dumps(values, indent=2))
+    return {
+        "trial_folder": folder,
+        "trial_number": trial().number or 0,
+        "devices": config.num_workers,
+        **files,
+    }
+
+
 class _Script:
     """The process of a command.
 
@@ -175,19 +246,30 @@ class _Script:
         parts: the command.
         channel: bound socket that ``autotune.report`` of the script sends to.
         config: configuration of the training; a line of JSON with its target's metric is a report.
+        files: folder of the state to continue from; None where the training begins.
 
     Raises:
         ConfigError: the command cannot be started.
     """
 
-    def __init__(self, parts: list[str], channel: socket.socket, config: TrialConfig) -> None:
+    def __init__(
+        self, parts: list[str], channel: socket.socket, config: TrialConfig, files: Path | None
+    ) -> None:
         self._parts, self._channel, self._metric = parts, channel, config.target.metric
+        self._num_devices = config.num_workers
+        self._num_reports: Counter[int] = Counter()
+        """Number of reports of each rank."""
+        self._waiting: dict[int, int] = {}
+        """The processes that wait for an answer to their report, with their ranks."""
         environment = {name: value for name, value in os.environ.items() if name != PROCESS}
         environment |= {
             ADDRESS: channel.getsockname(),
             SEED: str(config.seed),
             "PYTHONUNBUFFERED": "1",
             "PYTHONPROFILEIMPORTTIME": "1",
+            NUM_DEVICES: str(config.num_workers),
+            "PET_STANDALONE": "1",  # torchrun: trials side by side must not share its usual port
+            **({} if files is None else {STATE: str(files)}),
         }
         try:
             self._process = subprocess.Popen(  # noqa: S603  # the user's own command
@@ -206,7 +288,7 @@ class _Script:
         self._other_names: dict[str, None] = {}
         """Names in lines of JSON that were no reports."""
         self._output: deque[str] = deque(maxlen=400)
-        self._num_pythons = 0
+        self._num_pythons = self._num_decided = 0
 
     def messages(self) -> Iterator[Mapping[str, Any]]:
         """Yield what the script says by ``autotune.report`` and on its stdout, until that is
@@ -219,9 +301,9 @@ class _Script:
         for message in self._received():
             if "imported" not in message and is_first:
                 is_first = False
-                self._refuse_ranks()
+                self._check_ranks()
             if "report" in message:
-                self._check_reporter(message.get("process"))
+                self._note_report(message)
             yield message
 
     def _received(self) -> Iterator[Mapping[str, Any]]:
@@ -255,8 +337,9 @@ class _Script:
             microseconds = line.removeprefix(_IMPORT_TIME).partition(b"|")[0].strip()
             if not microseconds.isdigit():  # the heading, which each Python prints as it starts
                 self._num_pythons += 1
-            elif self._num_pythons == 1 and not self._reporter:
-                yield {"imported": int(microseconds) / 1e6}
+            elif not self._reporter:  # ranks import side by side, after their launcher
+                num_side_by_side = 1 if self._num_pythons == 1 else self._num_devices
+                yield {"imported": int(microseconds) / 1e6 / num_side_by_side}
             return
         self._output.append(line.decode(errors="replace"))
         with contextlib.suppress(OSError):
@@ -267,31 +350,94 @@ class _Script:
             return
         if isinstance(found, dict) and self._metric in found:
             metric = found.pop(self._metric)
-            yield {"report": {**numbers(found), "metric": metric}}
+            yield {"report": {**numbers(found), "metric": metric}, "rank": 0}
         elif isinstance(found, dict):
             self._other_names |= dict.fromkeys(found)
 
-    def _check_reporter(self, process: int | None) -> None:
+    def _note_report(self, message: Mapping[str, Any]) -> None:
+        process, rank = message.get("process"), message["rank"]
+        if process is not None:
+            self._waiting[process] = rank
+        self._num_reports[rank] += 1
+        if rank > 0:
+            for name in ("metric", "loss", self._metric):
+                if not math.isfinite(message["report"].get(name, 0.0)):
+                    raise DivergedError(f"rank {rank} reported {name}={message['report'][name]}")
+            if self._num_reports[rank] <= self._num_decided:
+                self._answer(process, None)
+            return
         if self._reporter and self._reporter != [process]:
             (other,) = self._reporter
             if process is None or other is None or psutil.pid_exists(other):
                 raise ConfigError(
-                    "training: the command reports from two processes, or by autotune.report and by"
-                    " lines of JSON; use one"
+                    f"training: the command reports twice, {_by(other)} and {_by(process)}; let one"
+                    " process report in one way, the one whose RANK is 0"
                 )
         self._reporter = [process]
 
-    def _refuse_ranks(self) -> None:
+    def go_on(self) -> None:
+        """Tell the processes that have reported as often as the first one that they go on."""
+        self._num_decided += 1
+        for process, rank in list(self._waiting.items()):
+            if self._num_reports[rank] <= self._num_decided:
+                self._answer(process, None)
+
+    def keep(self, folder: Path) -> None:
+        """Have the script's processes write the training's state, each its part.
+
+        Raises:
+            DataError: one could not.
+        """
+        _each(self.running(), psutil.Process.resume)
+        until = time.monotonic() + _ARRIVE_SECONDS
+        while len(self._waiting) < self._num_devices and time.monotonic() < until:
+            self._receive(until)
+        asked = set(self._waiting)
+        for process in asked:
+            self._answer(process, str(folder), is_last=False)
+        until = time.monotonic() + _KEEP_SECONDS
+        while asked:
+            message = self._receive(until)
+            if message is None:
+                raise DataError(f"{folder}: cannot be written: the script does not answer")
+            if "kept" in message:
+                asked.discard(message["process"])
+                if message["kept"]:
+                    raise DataError(message["kept"])
+
+    def _receive(self, until: float) -> Mapping[str, Any] | None:
+        """The next message on the channel; None if there is none in time."""
+        self._channel.settimeout(max(0.01, until - time.monotonic()))
+        try:
+            message: Mapping[str, Any] = json.loads(self._channel.recv(_MAX_BYTES))
+        except TimeoutError:
+            return None
+        finally:
+            self._channel.settimeout(None)
+        if "report" in message:
+            self._note_report(message)
+        return message
+
+    def _answer(self, process: int | None, folder: str | None, *, is_last: bool = True) -> None:
+        if process is None:  # it printed a line
+            return
+        with contextlib.suppress(OSError):  # it has ended
+            self._channel.sendto(
+                json.dumps(folder).encode(), f"{self._channel.getsockname()}.{process}"
+            )
+        if is_last:
+            self._waiting.pop(process, None)
+
+    def _check_ranks(self) -> None:
+        """Check that as many processes train together as the trial has devices."""
         for child in self.running()[1:]:
             with contextlib.suppress(psutil.Error):
-                environment = child.environ()
-                for name in _WORLD_SIZES:
-                    if environment.get(name) not in (None, "1", os.environ.get(name)):
-                        raise ConfigError(
-                            f"training: the command started {environment[name]} processes that"
-                            f" train together ({name} of process {child.pid}); start one: several"
-                            " are not supported yet"
-                        )
+                size = world_size(child.environ())
+                if size not in (1, self._num_devices):
+                    raise ConfigError(
+                        f"training: the command started {size} processes that train together, in a"
+                        f" trial of {self._num_devices}; tune it with devices={size}"
+                    )
 
     def check_exit_code(self) -> None:
         """Raise an error if the script, which has ended, has failed, or has printed another
@@ -300,10 +446,14 @@ class _Script:
         exit_code = self._process.wait()
         if exit_code != 0:
             lines = "".join(self._output).splitlines()
+            if any(_TOLD_AS_KILLED in line for line in lines):
+                raise RuntimeError("a process of the command was ended by SIGKILL")
             last = last_exception(lines)
             if last is not None:  # launchers print a page after it
                 lines = lines[: last + 1]
             reason = next(filter(None, map(str.strip, reversed(lines))), "it printed nothing")
+            if is_lost_connection(reason):
+                reason = f"to one of the command's processes another one is gone: {reason}"
             first = f"{reason} ({shlex.join(self._parts)} ended with exit code {exit_code})"
             raise RuntimeError("\n".join([first, *lines[-20:]]))
         if self._other_names and not self._reporter:
@@ -329,6 +479,10 @@ class _Script:
             parent = psutil.Process(self._process.pid)
             return [parent, *parent.children(recursive=True)]
         return []
+
+
+def _by(process: int | None) -> str:
+    return "by lines of JSON" if process is None else f"in process {process}"
 
 
 def _each(processes: Sequence[psutil.Process], action: Callable[[psutil.Process], None]) -> None:

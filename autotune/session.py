@@ -11,6 +11,7 @@ import contextlib
 import difflib
 import json
 import os
+import pkgutil
 import socket
 import threading
 import warnings
@@ -101,15 +102,24 @@ class Checkpoint:
         """
         return False
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each of several processes holds a part of what was saved."""
+        return False
+
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
     """The trial that this process trains, with its one reporter."""
 
     report: Callable[..., None]
+    mean: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: values
+    """Turns what this process reports into the mean over all processes that train together."""
     clock: Clock
     checkpoint: Checkpoint
     seed: int
+    num_processes: int = 1
+    """Number of processes that train together."""
     thread: int = field(default_factory=threading.get_ident)
     """Identifier of the thread that trains, the only one that may report."""
     trainers: list[object] = field(default_factory=list)
@@ -125,7 +135,7 @@ class Session:
         step: int,
         epoch: float | None,
         state: Mapping[str, Any] | None,
-        weights: Mapping[str, Any],
+        weights: Mapping[str, Any] | None,
         write_files: Callable[[Path], object],
     ) -> None:
         """Report what a trainer of Lightning or Hugging Face measured.
@@ -149,6 +159,22 @@ class Session:
         further = numbers({name: value for name, value in metrics.items() if name != monitor})
         self.report(further | {"metric": metrics[monitor], "step": step, "epoch": epoch or 0.0})
 
+    def check_size(self, size: int, made_by: str) -> None:
+        """Check that a trainer is made for the processes of the trial.
+
+        Args:
+            size: number of processes that the trainer is made for.
+            made_by: what says so, for the message.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        if size != self.num_processes:
+            raise ConfigError(
+                f"autotune: found {made_by}, which trains on {size} devices, in a trial that has"
+                f" {self.num_processes}; tune it with devices={size}"
+            )
+
 
 _active: Session | None = None
 
@@ -166,37 +192,61 @@ def in_session(session: Session) -> Iterator[None]:
             _active = None
 
 
-def is_pausable() -> bool:
-    """Whether the training function has saved a state since its last report, so that it can be
-    paused now.
+def is_pausable(can_keep: Callable[..., bool] = lambda **_: True) -> bool:
+    """Whether the training function has saved a state since its last report, and all processes that
+    train together can write it, so that it can be paused now.
     """
-    return _active is not None and _active.checkpoint.is_fresh
+    if _active is None or not _active.checkpoint.is_fresh:
+        return False
+    return can_keep(is_sharded=_active.checkpoint.is_sharded)
 
 
 def current() -> Session | None:
     """The trial that this process trains; None outside a trial.
 
     Raises:
-        ConfigError: the process is one that the training has started: it trains nothing by itself.
+        ConfigError: the process is one that the training has started, and no rank of it: it trains
+            nothing by itself.
     """
     global _active  # noqa: PLW0603  # a process runs one training at a time
-    trains = os.environ.get(PROCESS)
-    if trains is not None and trains != str(os.getpid()):
+    trains, address = os.environ.get(PROCESS), os.environ.get(ADDRESS)
+    is_rank = address is not None and _rank() > 0
+    if trains not in (None, str(os.getpid())) and not is_rank:
         raise ConfigError(
             f"autotune: was called in process {os.getpid()}, which the training in process {trains}"
-            " has started; call it in the process that trains, one a trial: processes that train"
-            " together are not supported yet"
+            " has started; call it in the process that trains. To train with several processes,"
+            " tune(..., devices=N) calls the function once in each: it needs no mp.spawn and no"
+            " notebook_launcher"
         )
-    if _active is None and (address := os.environ.pop(ADDRESS, None)) is not None:
-        client = _Client(address)
+    if _active is None and address is not None:
+        client = _Client(address, _rank())
         _active = Session(
             report=client.report,
+            mean=client.mean,
             clock=client,
-            checkpoint=Checkpoint(),
+            checkpoint=client.checkpoint,
             seed=int(os.environ.get(SEED, "0")),
+            num_processes=int(os.environ.get(NUM_DEVICES, "1")),
         )
         os.environ[PROCESS] = str(os.getpid())
     return _active
+
+
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "LOCAL_RANK")
+_WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+
+
+def _rank() -> int:
+    """Number of this process among those that a launcher has started; 0 if none has.
+
+    Lightning, which starts the others itself, gives them a ``LOCAL_RANK`` alone.
+    """
+    return next((int(os.environ[name]) for name in _RANKS if os.environ.get(name)), 0)
+
+
+def world_size(environment: Mapping[str, str]) -> int:
+    """Number of processes that train together, as launchers say it in the environment."""
+    return next((int(environment[name]) for name in _WORLD_SIZES if environment.get(name)), 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,23 +330,42 @@ PROCESS = "AUTOTUNE_PROCESS"
 """Environment variable with the id of the process that trains, for those that it starts."""
 SEED = "AUTOTUNE_SEED"
 """Environment variable with the seed of a trial."""
+NUM_DEVICES = "AUTOTUNE_DEVICES"
+"""Environment variable with the number of a script's devices."""
+STATE = "AUTOTUNE_STATE"
+"""Environment variable with the folder of the state that a script continues from."""
 TRIAL_FOLDER, TRIAL_NUMBER = "AUTOTUNE_TRIAL_FOLDER", "AUTOTUNE_TRIAL_NUMBER"
 """Environment variables with the folder and the number of a trial."""
 
 
 class _Client:
-    """The trial of a script, seen from within the script: each message is a datagram of JSON.
+    """The trial of a script, seen from within one of its processes: each message is a datagram of
+    JSON.
 
-    The script stands still while a report is decided upon, so nothing waits for an answer.
+    A report is answered with "go on", or first with a folder to write the training's state into.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, rank: int) -> None:
+        self._rank = rank
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(f"{address}.{os.getpid()}")
         self._socket.connect(address)
+        self.checkpoint: Any = _ScriptCheckpoint(lambda: self._send("loaded", rank))
 
     def report(self, *metric: Any, **values: Any) -> None:
-        reported = as_reported(metric, values)
-        self._send("report", {name: as_number(name, value) for name, value in reported.items()})
+        numbers = {
+            name: as_number(name, value) for name, value in as_reported(metric, values).items()
+        }
+        self._send("report", numbers, is_fresh=self.checkpoint.is_fresh)
+        while (folder := self._answer()) is not None:
+            self._send("kept", self.checkpoint.write(Path(folder), self._rank))
+        self.checkpoint.expire()
+
+    def mean(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        raise ConfigError(
+            "autotune.report: reduce='mean' needs tune(function, devices=N); a command's processes"
+            " reduce what they report themselves"
+        )
 
     def building(self) -> contextlib.AbstractContextManager[None]:
         return self._within("build")
@@ -312,21 +381,84 @@ class _Client:
         finally:
             self._send("leave", phase)
 
-    def _send(self, verb: str, value: Any) -> None:
+    def _send(self, verb: str, value: Any, **more: Any) -> None:
+        message = {verb: value, "process": os.getpid(), "rank": self._rank, **more}
         try:
-            self._socket.send(json.dumps({verb: value, "process": os.getpid()}).encode())
+            self._socket.send(json.dumps(message).encode())
         except OSError:  # the trial is over
             raise SystemExit(0) from None
 
+    def _answer(self) -> str | None:
+        try:
+            folder: str | None = json.loads(self._socket.recv(2**16))
+        except (OSError, ValueError):  # the trial is over
+            raise SystemExit(0) from None
+        return folder
 
-def report(*metric: Any, **values: Any) -> None:
+
+class _ScriptCheckpoint(Checkpoint):
+    """The checkpoint of a script, whose own process writes and reads it.
+
+    Args:
+        on_load: called when the state is loaded.
+    """
+
+    def __init__(self, on_load: Callable[[], None]) -> None:
+        self._on_load = on_load
+        self._kept: Any = None
+        """What does the work, made at the first use: it imports torch."""
+
+    def load(self, objects: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        return dict(self._made().load(objects))
+
+    def save(self, state: Mapping[str, Any] | None, **more: Any) -> None:
+        self._made().save(state, **more)
+
+    @property
+    def files(self) -> Path | None:
+        files: Path | None = self._made().files
+        return files
+
+    @property
+    def is_loaded(self) -> bool:
+        return bool(self._made().is_loaded)
+
+    @property
+    def is_fresh(self) -> bool:
+        return self._kept is not None and bool(self._kept.is_fresh)
+
+    def expire(self) -> None:
+        """Forget what was saved, because the training goes on."""
+        if self._kept is not None:
+            self._kept.expire()
+
+    def write(self, folder: Path, rank: int) -> str:
+        """Write this process's part of the training's state; an error as a text, "" for none."""
+        if self._kept is None:
+            return ""
+        try:
+            self._kept.write_values(folder)
+        except Exception as error:  # noqa: BLE001  # the process that decides raises it
+            return f"rank {rank}: {' '.join(str(error).split())}"
+        return ""
+
+    def _made(self) -> Any:
+        if self._kept is None:
+            make = pkgutil.resolve_name("autotune.training.checkpoint:script_checkpoint")
+            folder = os.environ.get(STATE)
+            self._kept = make(folder and Path(folder), _rank(), self._on_load)
+        return self._kept
+
+
+def report(*metric: Any, reduce: str | None = None, **values: Any) -> None:
     """Report an evaluation of the trial that this code runs in; outside a trial this does nothing.
 
     ``report(0.93, epoch=2)``, ``report(accuracy=0.93, epoch=2)`` and ``report({"accuracy": 0.93,
     "epoch": 2})`` say the same.
 
     The call returns when the training is to continue. Where it is to end, it raises an exception
-    that is no ``Exception``.
+    that is no ``Exception``. Of several processes that train together the first one's values
+    count; the others may call this, too, as often, and then go on or end as the first one does.
 
     Args:
         metric: value of the target's metric, a number or a tensor of one element; or all values in
@@ -334,11 +466,14 @@ def report(*metric: Any, **values: Any) -> None:
         values: the target's metric by its own name, any of ``loss``, ``step``, ``epoch`` and
             ``samples``, counted since the training began, and further metrics by name, which are
             tracked, and decide nothing that ``target.constraints`` does not ask of them.
+        reduce: ``"mean"`` for the mean of what all processes report, each of which must call this.
 
     Raises:
         ConfigError: another thread than the one that trains called this, or more than the metric
             was given by position.
     """
+    if reduce not in (None, "mean"):
+        raise ConfigError(f"autotune.report: found reduce={reduce!r}; give 'mean', or leave it out")
     reported = as_reported(metric, values)
     session = current()
     if session is None:
@@ -348,7 +483,7 @@ def report(*metric: Any, **values: Any) -> None:
             f"autotune.report: was called in the thread {threading.current_thread().name!r}; call"
             " it in the thread that trains, which stands still while its report is decided upon"
         )
-    session.report(**reported)
+    session.report(**(session.mean(reported) if reduce else reported))
 
 
 REPORTED = frozenset({"metric", "loss", "step", "epoch", "samples"})

@@ -15,7 +15,6 @@ from typing import Any
 
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from autotune.errors import ConfigError
 from autotune.session import current, evaluating
 
 _SPEEDS = ("_runtime", "_per_second")
@@ -152,21 +151,17 @@ _library_train, _library_evaluate = Trainer.train, Trainer.evaluate
 
 @functools.wraps(_library_train)
 def _train(trainer: Trainer, *args: Any, **kwargs: Any) -> Any:
-    """``Trainer.train``; in a trial it refuses several processes, and continues a paused training.
+    """``Trainer.train``; in a trial it continues a paused training.
 
-    Both are too late in a callback, which is not given its trainer either.
+    That is too late in a callback, which is not given its trainer either.
 
     Raises:
-        ConfigError: several processes train together.
+        ConfigError: the trainer does not train in the trial's processes.
     """
     callbacks = trainer.callback_handler.callbacks
     callback = next((item for item in callbacks if isinstance(item, ReportCallback)), None)
     if callback is not None and (session := current()) is not None:
-        if (size := trainer.args.world_size) > 1:
-            raise ConfigError(
-                f"autotune.transformers: found {size} processes that train together; a trial trains"
-                " in one process, which torchrun or accelerate launch has not started"
-            )
+        session.check_size(trainer.args.world_size, "a Trainer")
         callback.attach(trainer)
         if session.checkpoint.files is not None and not session.checkpoint.is_loaded:
             (folder,) = session.checkpoint.files.iterdir()

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
+import yaml
 
 import autotune
 from autotune import api
+from autotune.config.compose import Composer
 from autotune.errors import AutotuneError, ConfigError, StudyError
 from autotune.reporting.study_files import write_json
 from autotune.tune_study import tune_command
@@ -249,6 +251,28 @@ def test_a_speed_up_that_is_not_shown_is_none(
     )
     result = autotune.TuneResult("one", tmp_path)
     assert (result.speed_up, result.speed_up_interval) == expected
+
+
+def test_devices_and_keys_beneath_others_are_searched_where_the_configuration_has_them(
+    tmp_path: Path,
+) -> None:
+    space = {"lr": [0.1, 1.0], "model.width": [8, 16], "devices": [1, 2]}
+    command = autotune.command("torchrun --nproc_per_node={devices} t.py {lr} {model.width}")
+    baseline = {"lr": 0.1, "model.width": 8, "devices": 2}
+    target = autotune.target("accuracy", at_least=0.9, max_seconds=60)
+    arguments = api._write_function(tmp_path, command, "m", space, target, baseline)
+    assert arguments[-1] == "allowed_targets=[autotune.script]"
+    [path] = (tmp_path / "experiment").glob("*.yaml")
+    written = yaml.safe_load(path.read_text())
+    assert written["parallelism"] == {"num_workers": 2}
+    assert written["training"]["model"] == {"width": 8}
+    assert list(written["search_space"][0]) == [
+        "training.lr",
+        "training.model.width",
+        "parallelism.num_workers",
+    ]
+    composed = Composer([arguments[0], arguments[-1]], [str(tmp_path)]).compose().trial
+    assert (composed.num_workers, composed.num_processes) == (2, 1), "a command starts its own"
 
 
 @pytest.mark.parametrize("launcher", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"])

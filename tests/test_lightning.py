@@ -321,13 +321,13 @@ def test_a_training_that_is_paused_at_every_epoch_is_as_if_it_were_not(
 
 @pytest.mark.parametrize(
     "settings",
-    [{"devices": 2}, {"devices": 1, "strategy": "ddp_spawn"}, {"devices": 1, "num_nodes": 2}],
+    [{"devices": 2}, {"devices": 2, "strategy": "ddp_spawn"}, {"devices": 1, "num_nodes": 2}],
 )
 def test_a_trainer_of_several_processes_is_refused_before_they_are_started(
     own: MakeConfig, settings: dict[str, Any]
 ) -> None:
     with pytest.raises(
         ConfigError,
-        match=(r"found a Trainer with devices=.*a trial trains in its own process"),
+        match=r"found a Trainer with devices=.* on 2 devices, .* tune it with devices=2",
     ):
         list(start_training(own(lr=0.01, **settings)))

@@ -229,9 +229,9 @@ def test_imports_up_to_the_first_report_are_building_and_all_else_is_training(
 
 
 def test_reports_from_two_processes_or_in_two_ways_are_refused(own: MakeConfig) -> None:
-    with pytest.raises(ConfigError, match="the command reports from two processes"):
+    with pytest.raises(ConfigError, match=r"reports twice, in process \d+ and in process \d+"):
         list(start_training(own(f"{TWO}autotune.report(3); other.communicate(b'go')")))
-    with pytest.raises(ConfigError, match=r"or by autotune\.report and by lines of JSON"):
+    with pytest.raises(ConfigError, match="reports twice, by lines of JSON and in process"):
         list(start_training(own("""import autotune\nprint('{"score": 1}')\nautotune.report(1)""")))
     evaluations = start_training(own(f"{TWO}other.communicate(b'go'); autotune.report(3)"))
     assert [evaluation.metric for evaluation in evaluations] == [1, 2, 3]
@@ -269,12 +269,12 @@ for epoch in range(3):
         "import autotune; autotune.building().__enter__()",
     ],
 )
-def test_processes_that_train_together_are_refused_at_their_first_word(
+def test_more_processes_than_devices_are_refused_at_their_first_word(
     own: MakeConfig, by: str
 ) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"the command started 2 processes that train together \(WORLD_SIZE of process \d+\)",
+        match="the command started 2 processes that train together, in a trial of 1; tune it with",
     ):
         list(start_training(own(f"{RANKS}    {by}\n    time.sleep(60)\n", command="python {file}")))
 
@@ -311,6 +311,26 @@ subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 
 def test_a_process_that_a_script_leaves_behind_does_not_keep_its_trial(own: MakeConfig) -> None:
     assert [evaluation.metric for evaluation in start_training(own(LEAVING))] == [1]
+
+
+FROM_FILES = """
+import json, sys, yaml
+values = yaml.safe_load(open(sys.argv[1]))
+assert values == json.load(open(sys.argv[2])) == {"lr": 1e-05, "model": {"width": 3}, "by": 1}
+score = values["model"]["width"] * float(sys.argv[3])
+print(json.dumps({"score": score, "width": int(sys.argv[4])}))
+"""
+
+
+def test_keys_may_lie_beneath_others_and_in_files(own: MakeConfig, tmp_path: Path) -> None:
+    info = TrialInfo(number=7, name="trial-7", folder=tmp_path, seed=7)
+    command = "python {file} {config_file} {config_json} {lr} {model.width}"
+    config = own(FROM_FILES, command=command, lr=1e-05, model={"width": 3}, by=1)
+    with in_trial(info):
+        (evaluation,) = start_training(config)
+    assert evaluation.metric == pytest.approx(3e-05)
+    assert autotune.command("a --config {config_file}").command_keys is None
+    assert autotune.command("a {model.width}").command_keys == ["model.width"]
 
 
 def test_a_trial_is_told_to_a_command(own: MakeConfig, tmp_path: Path) -> None:

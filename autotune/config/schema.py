@@ -112,6 +112,8 @@ class StudyConfig:
     folder: str
 
 
+COMMAND = "autotune.script.run"
+"""The training function of a training that is a command."""
 _WHOLE_NUMBERS = {
     "batch_size": 1,
     "parallelism.num_workers": 1,
@@ -221,11 +223,6 @@ class TrialConfig:
         micro_batch_size = runtime.micro_batch_size
         for is_refused, why in (
             (
-                self.num_workers > 1 and self.training is not None,
-                f"parallelism.num_workers: found {self.num_workers}; a training function of your"
-                " own has one worker",
-            ),
-            (
                 precision.autocast_dtype is not None and precision.weights_dtype != "float32",
                 f"precision.weights_dtype: found {precision.weights_dtype}; autocast_dtype keeps"
                 " float32 weights",
@@ -258,8 +255,14 @@ class TrialConfig:
 
     @property
     def num_workers(self) -> int:
-        """Number of processes that train together."""
+        """Number of processes that train together, each with a device."""
         return int(self.parallelism["num_workers"])
+
+    @property
+    def num_processes(self) -> int:
+        """Number of processes that are started to train together: a command starts its own."""
+        is_command = self.training is not None and self.training["_target_"] == COMMAND
+        return 1 if is_command else self.num_workers
 
     def as_dict(self) -> dict[str, Any]:
         """The training's configuration as plain nested data, for YAML."""

@@ -8,7 +8,10 @@ Ray is there.
 
 import atexit
 import logging
+import os
 import signal
+import socket
+import subprocess
 import sys
 import threading
 import warnings
@@ -131,6 +134,7 @@ def capabilities_of(config: ClusterConfig, launcher: Launcher | None) -> Capabil
         ConfigError: the process that was to find it out ended.
     """
     if not config.is_local:
+        check_answers(str(config.address), config.connect_timeout_seconds)
         # imports ray
         from autotune.execution.ray_cluster import cluster_capabilities  # noqa: PLC0415
 
@@ -259,6 +263,8 @@ class RaySession:
 
     def _hold(self) -> None:
         try:
+            if not self._config.is_local:
+                check_answers(str(self._config.address), self._config.connect_timeout_seconds)
             # imports ray
             from autotune.execution.ray_cluster import Heartbeat, connected  # noqa: PLC0415
 
@@ -280,6 +286,64 @@ def set_handler(handler: Any) -> None:
     """
     if threading.current_thread() is threading.main_thread():  # Python sets handlers in no other
         signal.signal(signal.SIGTERM, handler)
+
+
+def check_answers(address: str, timeout_seconds: float) -> None:
+    """Refuse an address at which no Ray head answers: Ray itself would try for minutes and print
+    many lines.
+
+    The address is asked with ``ray status`` in a separate process, which can be ended after the
+    timeout. If RAY_AUTH_MODE is not set, a cluster that wants a token gets this machine's: Ray
+    gives that token to a cluster that it starts, but not to its own clients. It reads the mode
+    when it is imported, so this is called before.
+    """
+    if address != "auto":
+        _check_listens(address, timeout_seconds)
+    first_error = ""
+    for mode in [None] if _AUTH_MODE in os.environ else [None, "token"]:
+        environment = {**os.environ, **({_AUTH_MODE: mode} if mode else {})}
+        command = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
+        try:
+            # our own interpreter, and an address that the user gave
+            status = subprocess.run(  # noqa: S603
+                command,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=timeout_seconds,
+                start_new_session=True,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ClusterError(
+                f"cluster.address: {address} is no Ray head (no answer in {timeout_seconds:g} s);"
+                f" {_ACCEPTED}"
+            ) from error
+        if status.returncode == 0:
+            os.environ.update({_AUTH_MODE: mode} if mode else {})
+            return
+        first_error = first_error or status.stderr
+        if "AuthenticationError" not in first_error:
+            break
+    reason = first_error.strip().rpartition("\n")[2].partition(". ")[0]
+    raise ClusterError(f"cluster.address: {address} does not answer ({reason}); {_ACCEPTED}")
+
+
+_AUTH_MODE = "RAY_AUTH_MODE"
+_ACCEPTED = "use the HOST:PORT of a running Ray head, or auto on a machine of a cluster"
+
+
+def _check_listens(address: str, timeout_seconds: float) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or "://" in host or not port.isdigit():
+        raise ClusterError(f"cluster.address: found {address!r}, must be null, auto or HOST:PORT")
+    try:
+        socket.create_connection((host, int(port)), timeout=timeout_seconds).close()
+    except (OSError, OverflowError) as error:  # OverflowError for a port above 65535
+        reason = getattr(error, "strerror", None) or error
+        raise ClusterError(
+            f"cluster.address: {address} does not answer ({reason}); {_ACCEPTED}"
+        ) from error
 
 
 def call(work: Callable[[], Result], done: "Future[Result]") -> None:

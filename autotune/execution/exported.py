@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config.compose import Composed, Composer
-from autotune.config.schema import TrialConfig, first_difference
+from autotune.config.schema import COMMAND, TrialConfig, first_difference
 from autotune.errors import ConfigError
 from autotune.files import FORMAT, replace_file, replacing
 from autotune.measurement import TrialResult
@@ -105,11 +105,13 @@ def write_program(
     for name in (SCRIPT, ARGUMENTS):
         (folder / name).unlink(missing_ok=True)
     if config.training is not None:
+        arguments = {key: config.training[key] for key in config.training if key[0] != "_"}
         function = str(config.training["_target_"]).rpartition(".")[2]
-        arguments = {
-            name: value for name, value in config.training.items() if not name.startswith("_")
-        }
-        replace_file(folder / ARGUMENTS, arguments_yaml(function, arguments, study=folder.name))
+        command = arguments.pop("command") if config.training["_target_"] == COMMAND else None
+        if config.num_workers > 1:
+            arguments["devices"] = config.num_workers
+        text = arguments_yaml(function, arguments, study=folder.name, command=command)
+        replace_file(folder / ARGUMENTS, text)
         return None
     # imports all that trains, needed only at the end
     from autotune.training.standalone import standalone_script  # noqa: PLC0415
@@ -123,20 +125,35 @@ def write_program(
     return None
 
 
-def arguments_yaml(function: str, arguments: Mapping[str, Any], *, study: str) -> str:
-    """YAML of the arguments of a training function of the user's own, with its call in Python as a
-    comment.
+def arguments_yaml(
+    function: str, arguments: Mapping[str, Any], *, study: str, command: str | None = None
+) -> str:
+    """YAML of the arguments of a training of the user's own, with its call in Python, or the
+    command, as a comment.
 
     Args:
         function: name of the function.
         arguments: its arguments by name.
         study: name of the study that found them.
+        command: the command with names in braces; None for a function.
     """
-    call = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-    return (
-        f"# Best of study {study}:"
-        f" {function}({' '.join(call.splitlines())})\n{yaml_text(dict(arguments))}"
-    )
+    if command is None:
+        values = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+        call = f"{function}({values})"
+    else:
+        arguments, call = _flat(arguments), command
+        for name, value in arguments.items():
+            call = call.replace(f"{{{name}}}", str(value))
+    return f"# Best of study {study}: {' '.join(call.splitlines())}\n{yaml_text(dict(arguments))}"
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values with the keys of those beneath them, as ``model.width``."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        is_group = isinstance(value, Mapping) and value
+        flat |= _flat(value, f"{prefix}{key}.") if is_group else {f"{prefix}{key}": value}
+    return flat
 
 
 def run_weights_path(study_folder: Path, run: str) -> Path:

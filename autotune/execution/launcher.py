@@ -180,6 +180,10 @@ class TrainingProcess:
         self._connection.send(dict(environment))
         self.is_gone = False
         """Whether the process is known to have ended."""
+        self.host: str | None = None
+        """Address of its machine; None for this one."""
+        self.devices: Sequence[str] = ()
+        """Ids of the GPUs that were reserved for it alone."""
 
     def send(self, method: str, *arguments: Any) -> None:
         """Ask for ``begin``, ``follow`` or ``call``, or a method of the ``TaskRun`` that was begun,

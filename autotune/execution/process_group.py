@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from autotune.execution.launcher import Launcher, ProcessExited, TrainingProcess
-from autotune.execution.task import TrialTask, WorkerReport, report_of_end
+from autotune.execution.task import RankPlace, TrialTask, WorkerReport, report_of_end
 from autotune.outcome import Outcome
 from autotune.training.capabilities import visible_devices, visible_devices_environment
 
@@ -28,6 +28,8 @@ POLL_SECONDS = 0.2
 """Seconds between two looks at the other ranks and for an interrupt while the first one trains."""
 _END_SECONDS = 10.0
 """Seconds that ranks may take to end a training together; longer than leaving the process group."""
+_USER_END_SECONDS = 2.0
+"""Seconds that the other ranks of a user's function may take to end after the first one."""
 _CLEAN_UP_SECONDS = 70.0
 """Seconds that a training of one process may take to end: a user's function may clean up."""
 _EXPLAIN_SECONDS = 5.0
@@ -40,6 +42,11 @@ class RankProcess(Protocol):
 
     is_gone: bool
     """Whether the process is known to have ended."""
+    host: str | None
+    """Address of its machine; None for this one."""
+    devices: Sequence[str]
+    """Ids of the GPUs that were reserved for it alone; empty if all ranks share those of their
+    machine."""
 
     def send(self, method: str, *arguments: Any) -> None:
         """Ask for a method of the process."""
@@ -101,13 +108,14 @@ class ProcessGroup:
             self._processes.append(self._started(task, len(self._processes)))
         self._task, self._began_at, self._failures = task, time.time(), {}
         first = self._processes[0]
-        first.send("begin", task, self._host)
+        places = self._places(task)
+        first.send("begin", task, self._host, places[0])
         port = first.receive()
         if isinstance(port, ProcessExited):  # which the next report says; no other rank was asked
             self._failures = dict.fromkeys(range(1, task.num_workers))
             return
         for rank, process in enumerate(self._processes[1:], start=1):
-            process.send("follow", task, self._host, port, rank)
+            process.send("follow", task, self._host, port, rank, places[rank])
 
     def next_report(
         self, is_interrupted: Callable[[], bool] = lambda: False
@@ -128,6 +136,9 @@ class ProcessGroup:
                 report = failure
                 self._end_processes()  # nothing else ends the first rank, which waits for the other
         report = self._explained(first.receive() if report is None else report)
+        if report.outcome is None and (failure := self._first_failure(0.0)) is not None:
+            self._end_processes()
+            report = failure
         if report.outcome is not None:
             needs_fresh = self._task.config.training is not None
             self.end()
@@ -188,7 +199,9 @@ class ProcessGroup:
             if first.poll(_CLEAN_UP_SECONDS if task.num_workers == 1 else _END_SECONDS):
                 with contextlib.suppress(Exception):  # what the training raises at its end
                     first.receive()
-                has_failed = self._first_failure(_END_SECONDS) is not None or first.is_gone
+                # a user's processes train nothing else
+                seconds = _END_SECONDS if task.config.training is None else _USER_END_SECONDS
+                has_failed = self._first_failure(seconds) is not None or first.is_gone
             else:
                 logger.warning("a training did not end, so its process was killed")
                 has_failed = True
@@ -213,6 +226,26 @@ class ProcessGroup:
                 self._failures[rank] = _failure_in(process.receive())
         known = [failure for failure in self._failures.values() if failure is not None]
         return min(known, key=lambda failure: failure.is_consequence, default=None)
+
+    def _places(self, task: TrialTask) -> list[RankPlace]:
+        """Where each rank of a training is among those on its machine."""
+        hosts = [process.host or self._host for process in self._processes]
+        devices = [process.devices for process in self._processes]
+        if self._start_elsewhere is not None and task.num_gpus:
+            devices[0] = visible_devices(task.num_gpus // task.num_workers)
+        return [
+            RankPlace(
+                local_rank=hosts[:rank].count(host),
+                local_size=hosts.count(host),
+                devices=[
+                    device
+                    for there, of_rank in zip(hosts, devices, strict=True)
+                    for device in of_rank
+                    if there == host
+                ],
+            )
+            for rank, host in enumerate(hosts)
+        ]
 
     def _started(self, task: TrialTask, rank: int) -> RankProcess:
         if rank > 0 and self._start_elsewhere is not None:
@@ -244,8 +277,12 @@ def rank_environment(
     if not task.num_gpus:
         return environment
     gpus = visible_devices(task.num_gpus) if devices is None else devices
-    each = task.num_gpus // task.num_workers
-    return environment | visible_devices_environment(gpus[rank * each : (rank + 1) * each])
+    if (
+        task.config.training is None
+    ):  # else each rank sees all, and LOCAL_RANK says which is its own
+        each = task.num_gpus // task.num_workers
+        gpus = gpus[rank * each : (rank + 1) * each]
+    return environment | visible_devices_environment(gpus)
 
 
 def _failure_in(answer: Any) -> WorkerReport | None:

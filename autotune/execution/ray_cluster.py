@@ -9,8 +9,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -91,8 +89,6 @@ def connected(config: ClusterConfig, folder: Path | None = None) -> Iterator[Clu
                 "include_dashboard": False,
                 "_temp_dir": str(folder / RAY_FOLDER),  # Ray lets all users write in it
             }
-        else:
-            _check_answers(str(config.address), config.connect_timeout_seconds)
         _log_to_autotune("ray")
         # mute: Ray's own processes want a token, and its SIGTERM handler is not installed
         for name in ("authentication", "worker"):
@@ -238,63 +234,6 @@ def _check_has(accelerator_type: str | None) -> None:
         else "use null, since Ray knows of no GPU's kind there"
     )
     raise ClusterError(f"cluster.accelerator_type: found {accelerator_type}, {accepted}")
-
-
-def _check_answers(address: str, timeout_seconds: float) -> None:
-    """Refuse an address at which no Ray head answers: Ray itself would try for minutes and print
-    many lines.
-
-    The address is asked with ``ray status`` in a separate process, which can be ended after the
-    timeout. If RAY_AUTH_MODE is not set, a cluster that wants a token gets this machine's: Ray
-    gives that token to a cluster that it starts, but not to its own clients.
-    """
-    if address != "auto":
-        _check_listens(address, timeout_seconds)
-    first_error = ""
-    for mode in [None] if _AUTH_MODE in os.environ else [None, "token"]:
-        environment = {**os.environ, **({_AUTH_MODE: mode} if mode else {})}
-        command = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
-        try:
-            # our own interpreter, and an address that the user gave
-            status = subprocess.run(  # noqa: S603
-                command,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=timeout_seconds,
-                start_new_session=True,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise ClusterError(
-                f"cluster.address: {address} is no Ray head (no answer in {timeout_seconds:g} s);"
-                f" {_ACCEPTED}"
-            ) from error
-        if status.returncode == 0:
-            os.environ.update({_AUTH_MODE: mode} if mode else {})
-            return
-        first_error = first_error or status.stderr
-        if "AuthenticationError" not in first_error:
-            break
-    reason = first_error.strip().rpartition("\n")[2].partition(". ")[0]
-    raise ClusterError(f"cluster.address: {address} does not answer ({reason}); {_ACCEPTED}")
-
-
-_AUTH_MODE = "RAY_AUTH_MODE"
-_ACCEPTED = "use the HOST:PORT of a running Ray head, or auto on a machine of a cluster"
-
-
-def _check_listens(address: str, timeout_seconds: float) -> None:
-    host, _, port = address.rpartition(":")
-    if not host or "://" in host or not port.isdigit():
-        raise ClusterError(f"cluster.address: found {address!r}, must be null, auto or HOST:PORT")
-    try:
-        socket.create_connection((host, int(port)), timeout=timeout_seconds).close()
-    except (OSError, OverflowError) as error:  # OverflowError for a port above 65535
-        reason = getattr(error, "strerror", None) or error
-        raise ClusterError(
-            f"cluster.address: {address} does not answer ({reason}); {_ACCEPTED}"
-        ) from error
 
 
 def _log_to_autotune(name: str) -> None:

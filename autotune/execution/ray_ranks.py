@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -111,6 +111,10 @@ class _RankWorker:
         self._launcher = Launcher()
         self._process = TrainingProcess(self._launcher.address, {})
 
+    def place(self) -> tuple[str, list[str]]:
+        """This machine's address, and the ids of the GPUs that Ray gave this actor."""
+        return str(ray.util.get_node_ip_address()), _assigned_devices()
+
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method in the process, see ``TrainingProcess.call``."""
         return self._process.call(method, *arguments)
@@ -124,6 +128,9 @@ class _RemoteRank:
         self._actor = _start_actor(_RankWorker, task, group, rank)
         self._answer: Any = None
         self.is_gone = False
+        self.host: str | None
+        self.devices: Sequence[str]
+        self.host, self.devices = ray.get(self._actor.place.remote())
 
     def send(self, method: str, *arguments: Any) -> None:
         """Ask for a method, whose answer ``receive`` returns."""
@@ -174,6 +181,10 @@ def _take_assigned_devices() -> None:
     Ray does so itself, unless RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES or its like keeps it from
     that: every trial would then train on the machine's first GPU.
     """
-    devices: list[str] = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
-    if devices:
+    if devices := _assigned_devices():
         os.environ.update(visible_devices_environment(devices))
+
+
+def _assigned_devices() -> list[str]:
+    devices: list[str] = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+    return devices

@@ -125,8 +125,9 @@ def _search_and_confirm(live: LiveStudy) -> Confirmation | None:
     connection.start()
     try:
         with live.console.status("starting Ray") as status:
-            # imports ray.tune while Ray starts
-            import autotune.execution.search  # noqa: F401, PLC0415
+            if plan.config.cluster.is_local:  # else Ray must first know whether it needs a token
+                # imports ray.tune while Ray starts
+                import autotune.execution.search  # noqa: F401, PLC0415
 
             size = connection.size(interrupt)
             if not plan.may_grow:

@@ -13,7 +13,7 @@ import logging
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -102,7 +102,17 @@ class TrialTask:
     @property
     def num_workers(self) -> int:
         """Number of processes that train together."""
-        return int(self.config.num_workers)
+        return self.config.num_processes
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPlace:
+    """Where a rank of a training is among those on its machine."""
+
+    local_rank: int = 0
+    local_size: int = 1
+    devices: Sequence[str] = ()
+    """Ids of the GPUs of all of these; empty if the process sees them already."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +204,7 @@ def is_killed(error: BaseException) -> bool:
     )
 
 
-_TOLD_AS_KILLED = re.compile(r"killed by signal: Killed|was ended by SIGKILL")
+_TOLD_AS_KILLED = re.compile(r"killed by signal: Killed|was ended by SIGKILL|another one is gone")
 
 
 def hang_path(run: str, folder: str) -> Path:

@@ -16,9 +16,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from autotune.errors import AutotuneError, ConfigError, DataError, StateError, last_exception
+from autotune.errors import (
+    AutotuneError,
+    ConfigError,
+    DataError,
+    DivergedError,
+    StateError,
+    last_exception,
+)
 from autotune.execution.task import (
     LOW_ON_MEMORY,
+    RankPlace,
     TrialTask,
     WorkerReport,
     hang_path,
@@ -34,6 +42,7 @@ from autotune.mlflow_logs import keep_logs
 from autotune.outcome import Outcome
 from autotune.remote import paused_while_waiting
 from autotune.session import is_pausable
+from autotune.training.capabilities import visible_devices_environment
 from autotune.training.device import is_out_of_memory
 from autotune.training.parallel.ranks import open_store
 from autotune.training.parallel.rendezvous import (
@@ -42,7 +51,9 @@ from autotune.training.parallel.rendezvous import (
     follow,
     joined_at,
     stopped_seconds,
+    torchrun_environment,
 )
+from autotune.training.parallel.reports import LeadingRank
 from autotune.training.run import fingerprint, start_training
 
 logger = logging.getLogger(__name__)
@@ -53,15 +64,20 @@ class TaskRun:
 
     Args:
         host: this machine's address, at which the other ranks meet this process, the first one.
+        place: where this rank is among those on its machine; None for alone.
     """
 
-    def __init__(self, task: TrialTask, host: str = "127.0.0.1") -> None:
-        self._task = task
+    def __init__(
+        self, task: TrialTask, host: str = "127.0.0.1", place: RankPlace | None = None
+    ) -> None:
+        self._task, self._place = task, place or RankPlace()
         self._host = host
         self._store: Any = None
         """Where the ranks meet, open as long as this object; None if there is one rank."""
         if task.num_workers > 1:
             self._store = open_store(host)
+        self._leader: LeadingRank | None = None
+        """Speaks to the other ranks of a user's function."""
         self._watchdog = Watchdog(
             deadline_seconds=task.deadline_seconds,
             driver=task.driver,
@@ -121,10 +137,11 @@ class TaskRun:
     @property
     def _can_pause(self) -> bool:
         folder = self._task.state_folder
-        is_able = self._task.num_workers == 1 and (
-            self._task.config.training is None or is_pausable()
-        )
-        return folder is not None and is_able and Path(folder).parent.is_dir()
+        if self._leader is not None:
+            is_able = is_pausable(self._leader.can_keep)
+        else:
+            is_able = self._task.num_workers == 1
+        return folder is not None and Path(folder).parent.is_dir() and is_able
 
     def close(self) -> None:
         """End the training where it stands and free its resources."""
@@ -162,6 +179,8 @@ class TaskRun:
         refusal = str(error) if isinstance(error, AutotuneError) else _refusal_in(text)
         if isinstance(error, StateError):  # of a paused trial, whose point is trained anew
             outcome = Outcome.LOST
+        elif isinstance(error, DivergedError):
+            outcome = Outcome.DIVERGED
         elif refusal is not None:
             outcome = Outcome.INVALID
         else:
@@ -199,10 +218,11 @@ class TaskRun:
         kept: dict[str, Any] = {}
         if task.is_paused and task.state_folder is not None:
             kept["paused_folder"] = Path(task.state_folder)
-        if self._store is not None:
-            rendezvous = Rendezvous(
-                host=self._host, port=self._store.port, rank=0, size=task.num_workers
-            )
+        rendezvous = _rendezvous(task, self._host, self.port or 0, rank=0)
+        if task.config.training is not None:
+            self._leader = kept["leader"] = LeadingRank(self._store, task.num_workers)
+            enter_rank(task, rendezvous, self._place)
+        elif self._store is not None:
             kept["ranks"] = self._entered.enter_context(joined_at(rendezvous, task.config))
         return start_training(task.config, **_settings(task), **kept)
 
@@ -242,13 +262,38 @@ class TaskRun:
         return path if path.parent.is_dir() else Path(tempfile.gettempdir()) / path.name
 
 
-def follow_task(task: TrialTask, host: str, port: int, rank: int) -> WorkerReport | None:
+def _rendezvous(task: TrialTask, host: str, port: int, rank: int) -> Any:
+    return Rendezvous(host=host, port=port, rank=rank, size=task.num_workers)
+
+
+def enter_rank(task: TrialTask, rendezvous: Rendezvous, place: RankPlace) -> None:
+    """Let a user's function, and libraries that it calls, find the other ranks."""
+    if place.devices:
+        os.environ.update(visible_devices_environment(place.devices))
+    if task.num_workers > 1:
+        os.environ.update(
+            torchrun_environment(
+                rendezvous,
+                local_rank=place.local_rank,
+                local_size=place.local_size,
+                run=task.name,
+            )
+        )
+
+
+def follow_task(
+    task: TrialTask, host: str, port: int, rank: int, place: RankPlace
+) -> WorkerReport | None:
     """Train a task as another rank than the first, until that ends.
 
     Returns this rank's failure, None if there was none.
     """
     _prepare_process(task)
-    rendezvous = Rendezvous(host=host, port=port, rank=rank, size=task.num_workers)
+    rendezvous, settings = _rendezvous(task, host, port, rank), _settings(task)
+    if task.config.training is not None:
+        enter_rank(task, rendezvous, place)
+        folder = task.state_folder
+        settings |= {"state_folder": folder and Path(folder), "is_paused": task.is_paused}
     watchdog = Watchdog(
         deadline_seconds=math.inf,  # the first rank's watchdog ends what hangs
         driver=task.driver,
@@ -256,7 +301,7 @@ def follow_task(task: TrialTask, host: str, port: int, rank: int) -> WorkerRepor
     )
     try:
         with watchdog.on(), paused_while_waiting(watchdog.off):
-            failure = follow(task.config, rendezvous, **_settings(task))
+            failure = follow(task.config, rendezvous, **settings)
     finally:
         watchdog.close()
     if failure is None:

@@ -29,6 +29,12 @@ from autotune.measurement import Evaluation
 from autotune.redaction import without_secrets_in
 from autotune.session import Checkpoint
 from autotune.training.capabilities import versions
+from autotune.training.parallel.sharded import (
+    load_sharded,
+    save_sharded,
+    sharded_names,
+    whole_state,
+)
 
 _ARRAY_TYPES = [
     bytes,
@@ -280,6 +286,7 @@ class TrainingCheckpoint(Checkpoint):
         resumed: state that ``write`` wrote, for the function to load; None if the training begins.
         folder: folder that it was written into.
         on_load: called when the function has loaded its state.
+        rank: number of this process among those that train together.
     """
 
     def __init__(
@@ -288,10 +295,12 @@ class TrainingCheckpoint(Checkpoint):
         resumed: Mapping[str, Any] | None,
         folder: Path | None,
         on_load: Callable[[], None],
+        rank: int = 0,
     ) -> None:
-        self._device, self._resumed, self._on_load = device, resumed, on_load
-        files = None if folder is None else folder / "files"
-        self._files = files if files is not None and files.is_dir() else None
+        self._device, self._on_load, self._rank = device, on_load, rank
+        self._resumed, self._folder = resumed, folder
+        if resumed is not None and rank and folder and (folder / f"rank-{rank}").is_dir():
+            self._resumed = {**resumed, **read_state(folder / f"rank-{rank}")}
         self._state: Mapping[str, Any] | None = None
         self._weights: Mapping[str, Any] | None = None
         self._write_files: Callable[[Path], object] | None = None
@@ -305,12 +314,19 @@ class TrainingCheckpoint(Checkpoint):
         if self._resumed is None:
             return {}
         values = dict(self._resumed["values"])
-        for name, owner in (objects or {}).items():
+        objects = objects or {}
+        for name in objects:
             if name not in values:
                 raise ConfigError(
                     f"checkpoint.load: {name!r} was not saved; saved are {', '.join(values)}"
                 )
-            owner.load_state_dict(values.pop(name))
+        sharded = {name: objects[name] for name in sharded_names(objects)}
+        if sharded and self._folder is not None:
+            load_sharded(self._folder / "sharded", sharded)
+        for name, owner in objects.items():
+            state = values.pop(name)
+            if name not in sharded:
+                owner.load_state_dict(state)
         set_random_state(self._resumed["random"], self._device)
         self._resumed = None
         self._on_load()
@@ -338,7 +354,8 @@ class TrainingCheckpoint(Checkpoint):
     @property
     def files(self) -> Path | None:
         """See ``Checkpoint.files``."""
-        return self._files
+        files = None if self._folder is None else self._folder / "files"
+        return files if files is not None and files.is_dir() else None
 
     @property
     def is_fresh(self) -> bool:
@@ -362,21 +379,56 @@ class TrainingCheckpoint(Checkpoint):
         """
         as_plain(self._values())
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank holds a part of what was saved."""
+        return self._state is not None and bool(sharded_names(self._state))
+
+    def clear(self, folder: Path) -> None:
+        """Delete what ranks have written into a folder."""
+        for part in ("files", "sharded", "rank-*"):
+            for path in folder.glob(part):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def write_part(self, folder: Path) -> None:
+        """Write this rank's part of what the function saved before its last evaluation: files,
+        its shards, and its random numbers.
+
+        Raises:
+            DataError: it cannot be written.
+        """
+        files = folder / "files"
+        try:
+            if self._write_files is not None:
+                make_folder(files)
+                self._write_files(files)
+            if self.is_sharded:
+                assert self._state is not None, "it is sharded"
+                sharded = {name: self._state[name] for name in sharded_names(self._state)}
+                save_sharded(folder / "sharded", sharded)
+        except OSError as error:
+            raise DataError(f"{folder}: cannot be written: {error.strerror}") from error
+        if self._rank:
+            save_state(folder / f"rank-{self._rank}", {"random": random_state(self._device)})
+
+    def write_values(self, folder: Path) -> None:
+        """Write what a process of a script saved before its last report.
+
+        Raises:
+            DataError: it cannot be written.
+        """
+        self.write_part(folder)
+        values = {} if self._rank else {"values": self._values()}
+        save_state(folder / f"rank-{self._rank}", {"random": random_state(self._device), **values})
+
     def write(self, folder: Path, config: TrialConfig, evaluation: Evaluation) -> None:
-        """Write what the function saved before its last evaluation into a folder, in place of its
-        earlier state.
+        """Write what the function saved before its last evaluation into a folder, which was
+        cleared.
 
         Raises:
             DataError: the state cannot be written.
         """
-        files = folder / "files"
-        try:
-            shutil.rmtree(files, ignore_errors=True)
-            if self._write_files is not None:
-                make_folder(files)
-                self._write_files(files)
-        except OSError as error:
-            raise DataError(f"{files}: cannot be written: {error.strerror}") from error
+        self.write_part(folder)
         save_state(
             folder,
             {
@@ -387,6 +439,15 @@ class TrainingCheckpoint(Checkpoint):
             },
         )
 
+    def weights(self) -> Mapping[str, Any] | None:
+        """The weights that the function saved before its last evaluation; None if it saved none.
+
+        Of a model that is divided among ranks, all of these call this.
+        """
+        values = [] if self._state is None else self._state.values()
+        model = next((value for value in values if isinstance(value, torch.nn.Module)), None)
+        return self._weights if self._weights is not None or model is None else whole_state(model)
+
     def write_weights(
         self, path: Path, config: TrialConfig, evaluation: Evaluation, origin: Mapping[str, Any]
     ) -> None:
@@ -395,14 +456,7 @@ class TrainingCheckpoint(Checkpoint):
         Raises:
             DataError: the file cannot be written.
         """
-        model = next(
-            (value for value in (self._state or {}).values() if isinstance(value, torch.nn.Module)),
-            None,
-        )
-        weights = (
-            self._weights if self._weights is not None or model is None else model.state_dict()
-        )
-        if weights is not None:
+        if (weights := self.weights()) is not None:
             save_weights(
                 path,
                 weights,
@@ -413,10 +467,26 @@ class TrainingCheckpoint(Checkpoint):
 
     def _values(self) -> dict[str, Any]:
         assert self._state is not None, "nothing was saved"
+        sharded = sharded_names(self._state)
         return {
-            name: value.state_dict() if hasattr(value, "state_dict") else value
+            name: None  # of which each rank writes its part
+            if name in sharded
+            else value.state_dict()
+            if hasattr(value, "state_dict")
+            else value
             for name, value in self._state.items()
         }
+
+
+def script_checkpoint(
+    folder: Path | None, rank: int, on_load: Callable[[], None]
+) -> TrainingCheckpoint:
+    """The checkpoint of a script's process, which continues from what ``write_values`` wrote into a
+    folder, if there is one.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    state = None if folder is None else read_state(folder / "rank-0")
+    return TrainingCheckpoint(device, state, folder, on_load, rank)
 
 
 def _line(error: Exception) -> str:

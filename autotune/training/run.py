@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from autotune.config.schema import TrialConfig
-from autotune.errors import ConfigError
 from autotune.measurement import Evaluation
 from autotune.training.capabilities import cpu_name, driver_version, versions
 from autotune.training.components import make_components
@@ -43,10 +42,7 @@ def start_training(
     See ``autotune.training.loop.train``.
 
     A training function of the user's own scores no test split, which a line in the log says if it
-    is asked for.
-
-    Raises:
-        ConfigError: the training function is the user's own, and is to train with other ranks.
+    is asked for. Its other ranks are told what its ``leader`` decides.
     """
     if config.training is None:
         return train(
@@ -57,12 +53,8 @@ def start_training(
             ranks=ranks,
             **kept,
         )
-    name = config.training["_target_"]
-    if ranks.size > 1:
-        raise ConfigError(
-            f"training: {name}: found {ranks.size} workers; a training function of your own has one"
-        )
     if score_test:
+        name = config.training["_target_"]
         _log.info("training: %s is a function of your own: no test split is scored", name)
     return train_function(config, cap_seconds=cap_seconds, num_threads=num_threads, **kept)
 

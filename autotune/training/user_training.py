@@ -8,8 +8,8 @@ generator function that yields mappings. Each report passes ``metric`` and optio
 other arguments are the node's other values and, if its signature names them, ``config`` (the
 TrialConfig), ``seed``, ``device``, ``clock`` and ``checkpoint``. All time counts as training,
 except imports and code within ``with clock.building():`` and ``with clock.evaluating():``. Each
-training has a process of its own, which calls the function once. A function that calls
-``checkpoint.save`` before a report can be paused there.
+training has a process of its own for each rank, which calls the function once. A function that
+calls ``checkpoint.save`` before a report can be paused there.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ import importlib.abc
 import importlib.machinery
 import inspect
 import math
+import os
 import queue
 import sys
 import sysconfig
@@ -31,7 +32,7 @@ import torch
 
 from autotune.config.build import accepted_arguments, build_partial
 from autotune.config.schema import TrialConfig
-from autotune.errors import AutotuneError, ConfigError, StateError
+from autotune.errors import AutotuneError, ConfigError, DivergedError, StateError
 from autotune.measurement import Evaluation, Phase, PhaseClock, as_measured, outcome_of
 from autotune.session import REPORTED, Session, as_number, as_reported, in_session, meant_by
 from autotune.training.checkpoint import TrainingCheckpoint
@@ -44,14 +45,11 @@ from autotune.training.device import (
 )
 from autotune.training.energy import energy_meter
 from autotune.training.loop import measured_times, saved_progress
+from autotune.training.parallel.reports import FollowingRank, LeadingRank, TrainingEnded
 
 _LIBRARY_FOLDERS = tuple(
     sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")
 )
-
-
-class TrainingEnded(BaseException):
-    """Raised inside a training function to end it; user code must not catch it."""
 
 
 class TrainingClock:
@@ -73,8 +71,10 @@ class TrainingClock:
     def count_as_build(self, seconds: float) -> None:
         """Count seconds as building that were counted as training, at most all of them.
 
-        Their energy stays where it is.
+        Their energy stays where it is. A training that has not yet loaded its state counts nothing.
         """
+        if self._clock.phase is None:
+            return
         seconds = min(seconds, self._clock.seconds(Phase.TRAIN))
         self._clock.add(Phase.TRAIN, -seconds, 0.0)
         self._clock.add(Phase.BUILD, seconds, 0.0)
@@ -101,12 +101,14 @@ def train_function(
     paused_folder: Path | None = None,
     weights_path: Path | None = None,
     origin: Mapping[str, Any] = MappingProxyType({}),
+    leader: LeadingRank | None = None,
 ) -> Generator[Evaluation, Path | None, None]:
     """Run the user's training function that the configuration names, as a generator of evaluations.
 
     Arguments and pausing are as in ``autotune.training.loop.train``; state and weights are those
     that the function saved before its last report, if it did. The clock of a resumed training
-    stands still until the function has loaded its state.
+    stands still until the function has loaded its state. ``leader`` speaks to the other ranks,
+    which run ``follow_function``.
 
     Raises:
         ConfigError: the function never reports, reports something that is not an evaluation, or
@@ -115,15 +117,10 @@ def train_function(
         StateError: the function, or a library, cannot load the state that it was paused with.
         Exception: the function raised it.
     """
-    clock = PhaseClock()
+    clock, leader = PhaseClock(), leader or LeadingRank(None, 1)
     # before anything asks for a GPU: CUDA's start and context are paid once per process
     clock.enter(Phase.BUILD)
-    device = pick_device(config.device)
-    clock.attach(synchronizer(device), energy_meter(device))
-    reset_device(device)
-    _warm_up(device)
-    torch.set_num_threads(config.runtime.num_threads or num_threads)
-    seed_everything(config.seed)
+    device = _set_up(config, clock, num_threads)
     saved = saved_progress(paused_folder, state_folder, config, clock)
     folder, state, previous = saved or (None, None, None)
     # the clock stands still until the function has loaded its state
@@ -133,9 +130,11 @@ def train_function(
     elif previous.outcome is not None:
         yield previous
         return
-    reports = _reports(config, device, clock, checkpoint)
+    reports = _UserFunction(config, device, clock, checkpoint, leader.mean).reports()
     try:
-        with contextlib.closing(reports):
+        # the other ranks are told first: this one's end may need them
+        with contextlib.closing(reports), contextlib.ExitStack() as stack:
+            stack.callback(leader.end)
             for values in reports:
                 if not checkpoint.is_loaded:
                     raise ConfigError(
@@ -144,19 +143,24 @@ def train_function(
                     )
                 phase = clock.phase  # a report may be made within evaluating()
                 clock.enter(None)
+                leader.reported()
                 evaluation = _evaluation(config, values, clock, device, cap_seconds, previous)
                 if previous is None and checkpoint.is_fresh:
                     checkpoint.check()  # before anything is paused
+                keep = functools.partial(_keep, checkpoint, config, evaluation, leader)
                 if state_folder is not None and checkpoint.is_fresh:
-                    checkpoint.write(state_folder, config, evaluation)
+                    keep(state_folder)
                 while (pause_folder := (yield evaluation)) is not None:
-                    checkpoint.write(pause_folder, config, evaluation)
+                    keep(pause_folder)
                 if evaluation.outcome is not None:
                     if weights_path is not None:
-                        checkpoint.write_weights(weights_path, config, evaluation, origin)
+                        given = weights_path, config, evaluation, origin
+                        write = functools.partial(checkpoint.write_weights, *given)
+                        leader.gather(write, is_sharded=checkpoint.is_sharded)
                     return
                 previous = evaluation
                 checkpoint.expire()
+                leader.go_on()
                 clock.enter(phase)
     except Exception as error:
         if paused_folder is not None and not checkpoint.is_loaded:
@@ -167,6 +171,83 @@ def train_function(
             f"training: {_name(config)} ended without one evaluation; call autotune.report, or the"
             " argument report, or yield"
         )
+
+
+def follow_function(
+    config: TrialConfig,
+    follower: FollowingRank,
+    *,
+    num_threads: int,
+    paused_folder: Path | None = None,
+) -> None:
+    """Run the user's training function as another rank than the first, until the first one ends it.
+
+    Raises:
+        DivergedError: this rank reported a metric or a loss that is not finite.
+        Exception: the function raised it.
+    """
+    clock = PhaseClock()  # the first rank's counts
+    device = _set_up(config, clock, num_threads)
+    folder, state, _ = saved_progress(paused_folder, None, config, clock) or (None, None, None)
+    checkpoint = TrainingCheckpoint(device, state, folder, lambda: None, follower.rank)
+
+    def report(*metric: Any, **values: Any) -> None:
+        reported = as_reported(metric, values)
+        for name, value in reported.items():
+            number = _number(config, name, value)
+            if name in ("metric", "loss", config.target.metric) and not math.isfinite(number):
+                raise DivergedError(f"rank {follower.rank} reported {name}={number}")
+        follower.report(checkpoint.write_part, checkpoint.weights)
+        checkpoint.expire()
+
+    function = _UserFunction(config, device, clock, checkpoint, follower.shared)
+    try:
+        if function.is_generator:
+            for values in function.evaluations():
+                report(values)
+        else:
+            function.call(report)
+    except TrainingEnded:
+        pass
+
+
+def _set_up(config: TrialConfig, clock: PhaseClock, num_threads: int) -> torch.device:
+    """Make this process ready to train, and return its device: of several GPUs, the one that
+    ``LOCAL_RANK`` says.
+    """
+    device = pick_device(config.device)
+    if device.type == "cuda" and config.num_processes > 1:
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    clock.attach(synchronizer(device), _meter(device, config.num_workers))
+    reset_device(device)
+    _warm_up(device)
+    torch.set_num_threads(config.runtime.num_threads or num_threads)
+    seed_everything(config.seed)
+    return device
+
+
+def _meter(device: torch.device, num_devices: int) -> Callable[[], float] | None:
+    """Energy meter of all devices of a training; None if one of them cannot be read from here."""
+    if device.type != "cuda" or num_devices == 1:
+        return energy_meter(device)
+    if torch.cuda.device_count() != num_devices:  # some are on other machines
+        return None
+    found = [energy_meter(torch.device("cuda", index)) for index in range(num_devices)]
+    meters = [meter for meter in found if meter is not None]
+    return (lambda: sum(meter() for meter in meters)) if meters == found else None
+
+
+def _keep(
+    checkpoint: TrainingCheckpoint,
+    config: TrialConfig,
+    evaluation: Evaluation,
+    leader: LeadingRank,
+    folder: Path,
+) -> None:
+    """Write the training's state into a folder, in place of its earlier one."""
+    checkpoint.clear(folder)  # before the other ranks write into it
+    leader.together(str(folder), lambda: checkpoint.write(folder, config, evaluation))
 
 
 def _raise_state_error(config: TrialConfig, error: Exception) -> None:
@@ -204,7 +285,8 @@ def check_function(config: TrialConfig) -> None:
     except ValueError:  # some callables written in C have none
         return
     offered = accepted_arguments(
-        function, dict.fromkeys(("report", "config", "seed", "device", "clock", "checkpoint"))
+        function,
+        dict.fromkeys(("report", "config", "seed", "device", "devices", "clock", "checkpoint")),
     )
     try:
         signature.bind(**function.keywords, **offered)
@@ -219,59 +301,83 @@ def _function(config: TrialConfig) -> "functools.partial[Any]":
     return build_partial(config.training, config.allowed_targets, "training")
 
 
-def _reports(
-    config: TrialConfig,
-    device: torch.device,
-    clock: PhaseClock,
-    checkpoint: TrainingCheckpoint,
-) -> Generator[Mapping[str, Any], None, None]:
-    """Yield what the function reports.
+class _UserFunction:
+    """The user's training function, ready to be called.
 
-    It stands still in ``report`` until the next report is requested.
+    Args:
+        mean: turns the values of a report with ``reduce="mean"`` into what this rank reports.
     """
-    with _imports_are_build(clock):
-        function = _function(config)
-    user_clock = TrainingClock(clock)
-    offered = {
-        "config": config,
-        "seed": config.seed,
-        "device": device,
-        "clock": user_clock,
-        "checkpoint": checkpoint,
-    }
-    arguments = accepted_arguments(function, offered)
 
-    @contextlib.contextmanager
-    def active(report: Callable[..., None]) -> Iterator[None]:
-        session = Session(report=report, clock=user_clock, checkpoint=checkpoint, seed=config.seed)
-        with _imports_are_build(clock), in_session(session):
-            yield
+    def __init__(
+        self,
+        config: TrialConfig,
+        device: torch.device,
+        clock: PhaseClock,
+        checkpoint: TrainingCheckpoint,
+        mean: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+    ) -> None:
+        self._config, self._clock, self._checkpoint, self._mean = config, clock, checkpoint, mean
+        with _imports_are_build(clock):
+            self._function = _function(config)
+        self._user_clock = TrainingClock(clock)
+        offered = {
+            "config": config,
+            "seed": config.seed,
+            "device": device,
+            "clock": self._user_clock,
+            "checkpoint": checkpoint,
+            "devices": config.num_workers,
+        }
+        self._arguments = accepted_arguments(self._function, offered)
+        self._device = device
+        self.is_generator = inspect.isgeneratorfunction(inspect.unwrap(self._function.func))
+        """Whether it yields its evaluations."""
 
-    if inspect.isgeneratorfunction(inspect.unwrap(function.func)):
+    def reports(self) -> Generator[Mapping[str, Any], None, None]:
+        """Yield what the function reports or yields; it stands still until the next is asked
+        for.
+        """
+        return self.evaluations() if self.is_generator else _reports_of_function(self.call)
+
+    def call(self, report: Callable[..., None]) -> None:
+        """Call a function that reports."""
+        if self._device.index is not None:  # of this thread
+            torch.cuda.set_device(self._device)
+        offered = accepted_arguments(self._function, {"report": report})
+        with self._active(report):
+            self._function(**self._arguments, **offered)
+
+    def evaluations(self) -> Generator[Mapping[str, Any], None, None]:
+        """Yield what a generator function yields."""
 
         def refused(*_: Any, **__: Any) -> None:
             raise ConfigError(
-                f"training: {_name(config)} yields its evaluations, so it cannot call report, too"
+                f"training: {_name(self._config)} yields its evaluations, so it cannot call report,"
+                " too"
             )
 
-        with active(refused):
-            yield from function(**arguments)
-        return
-    takes_report = "report" in accepted_arguments(function, {"report": None})
+        with self._active(refused):
+            yield from self._function(**self._arguments)
 
-    def call_with(report: Callable[..., None]) -> None:
-        with active(report):
-            function(**arguments, **({"report": report} if takes_report else {}))
-
-    yield from _reports_of_function(call_with)
+    @contextlib.contextmanager
+    def _active(self, report: Callable[..., None]) -> Iterator[None]:
+        session = Session(
+            report=report,
+            mean=self._mean,
+            clock=self._user_clock,
+            checkpoint=self._checkpoint,
+            seed=self._config.seed,
+            num_processes=self._config.num_processes,
+        )
+        with _imports_are_build(self._clock), in_session(session):
+            yield
 
 
 @contextlib.contextmanager
 def _imports_are_build(clock: PhaseClock) -> Iterator[None]:
     """Context in which imports of this thread count into the clock's build phase.
 
-    Those of installed libraries stop the clock, as torch's own: the first of several forked
-    processes would pay alone for what the launcher then imports for all others.
+    Those of installed libraries stop the clock: torch's own are made before a process is forked.
     """
     finder = _TimedImports(clock)
     sys.meta_path.insert(0, finder)
@@ -429,6 +535,7 @@ def _evaluation(
         energy_joules=clock.joules(Phase.PREPARE, Phase.TRAIN),
         build_joules=clock.joules(Phase.BUILD),
         metrics=further,
+        num_workers=config.num_workers,
         outcome=outcome_of(
             target, metric, loss, train_seconds, times["prepare_seconds"], cap_seconds, **ends
         ),

@@ -59,6 +59,45 @@ def test_a_program_is_tuned_to_a_confirmed_result(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "example",
+    [
+        "ddp_loop",
+        "fsdp2",
+        "lightning_ddp",
+        "accelerate_loop",
+        "tune_torchrun",
+        "tune_a_hydra_app",
+    ],
+)
+def test_a_program_of_several_devices_is_tuned_and_what_is_exported_trains_on_as_many(
+    tmp_path: Path, example: str
+) -> None:
+    few = 'trials=6, confirm={"max_runs": 8}, cluster={"num_cpus": 4}'
+    for path in (EXAMPLES / "several_devices").glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        (tmp_path / path.name).write_text(re.sub(r"trials=\d+", few, text), encoding="utf-8")
+
+    def ran(*command: str) -> str:
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    ran(sys.executable, f"{example}.py")
+    (best,) = (tmp_path / "outputs").glob("*/best.json")
+    study, autotune = best.parent, (sys.executable, "-m", "autotune")
+    assert "devices: 2" in (study / "best_arguments.yaml").read_text(encoding="utf-8")
+    with (study / "trials.csv").open(encoding="utf-8") as file:
+        assert {row["num_workers"] for row in csv.DictReader(file)} - {""} == {"2"}
+    exported = ("--config-dir", f"{study}/function")
+    said = ran(*autotune, "export", f"study={study.name}", "as=best", *exported)
+    allowed = re.findall(r"'?(allowed_targets=\[[\w.]+\])", said)[0]
+    said = ran(*autotune, "train", "experiment=best", allowed, *exported)
+    assert "outcome REACHED" in said or "outcome MISSED" in said, said
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("example", "metric"),
     [

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 @dataclass(frozen=True, kw_only=True)
 class FarCluster:
-    """A head, three nodes with a CPU each, and one on which the driver runs."""
+    """A head, two nodes with two CPUs each, and one on which the driver runs."""
 
     head: Host
     nodes: list[Host]
@@ -59,7 +59,7 @@ class FarCluster:
             "--disable-usage-stats",
             *where,
         ]
-        size = [f"--node-ip-address={host.address}", f"--num-cpus={int(host in self.nodes)}"]
+        size = [f"--node-ip-address={host.address}", f"--num-cpus={2 * (host in self.nodes)}"]
         log = self.folder.parent / f"{host.name}.txt"
         process = host.start("env", "RAY_AUTH_MODE=token", *command, *size, log=log)
         wait_until(
@@ -71,7 +71,7 @@ class FarCluster:
 def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FarCluster]:
     folder = tmp_path_factory.mktemp("far") / "driver"
     folder.mkdir()
-    with hosts(5) as (head, *nodes, driver):
+    with hosts(4) as (head, *nodes, driver):
         cluster = FarCluster(head=head, nodes=nodes, driver=driver, folder=folder)
         for host in (head, *nodes, driver):
             host.hide(Path("/tmp/ray"))
@@ -89,3 +89,42 @@ def test_a_driver_on_another_node_than_the_trials_comes_to_a_confirmed_result(
     assert len(rows_of(far.folder / "outputs/far/trials.csv")) == 4
     assert (far.folder / "outputs/far/best.yaml").is_file()
     assert "confirmation run 1 of" in (far.folder / "far.txt").read_text()
+
+
+_OF_FOUR = """
+import os, sys, torch, autotune
+from torch import distributed
+
+def fit(devices, lr):
+    distributed.init_process_group("gloo")
+    ranks = torch.tensor([float(os.environ[name]) for name in ("RANK", "LOCAL_RANK")])
+    distributed.all_reduce(ranks)
+    assert ranks.tolist() == [6, 2], ranks  # 0, 1, 2, 3, and 0, 1 on each of two machines
+    assert (os.environ["LOCAL_WORLD_SIZE"], devices) == ("2", 4)
+    for epoch in range(1, 4):
+        autotune.report(lr * epoch * devices, reduce="mean", epoch=epoch)
+
+autotune.tune(
+    fit,
+    space={"lr": [0.1, 0.2]},
+    baseline={"lr": 0.1},
+    target=autotune.target("score", at_least=1.1, max_seconds=60),
+    devices=4,
+    trials=2,
+    confirm="none",
+    name="four",
+    tracking="none",
+    cluster={"address": sys.argv[1]},
+)
+"""
+
+
+def test_a_function_of_four_ranks_trains_on_two_machines(far: FarCluster, tmp_path: Path) -> None:
+    (tmp_path / "four.py").write_text(_OF_FOUR)
+    log = tmp_path / "four.txt"
+    command = (sys.executable, "four.py", far.address)
+    study = far.driver.start(*command, folder=tmp_path, log=log)
+    exit_code(study)
+    rows = rows_of(tmp_path / "outputs/four/trials.csv")
+    assert {row["outcome"] for row in rows} == {"REACHED"}, log.read_text()
+    assert {row["num_workers"] for row in rows} == {"4"}

@@ -279,6 +279,8 @@ class _Ended:
     """A first rank whose process ends as soon as it is asked anything."""
 
     is_gone = True
+    host: str | None = None
+    devices: tuple[str, ...] = ()
 
     def send(self, method: str, *arguments: Any) -> None: ...
 
@@ -306,6 +308,26 @@ def test_a_first_rank_that_ends_before_it_begins_is_told_without_the_others(
     group = ProcessGroup()
     [report] = reports_of(group, make_task("parallelism=ddp"))
     assert report.outcome is Outcome.LOST
+
+
+def test_ranks_of_a_users_function_see_the_gpus_of_all_on_their_machine(
+    make_task: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6")  # which Ray gave the first rank
+
+    class Elsewhere(_Ended):
+        def __init__(self, rank: int) -> None:
+            self.host, self.devices = ("here", ("7",)) if rank == 1 else ("there", (f"{rank}",))
+
+    group = ProcessGroup(host="here", start_elsewhere=lambda task, rank: Elsewhere(rank))
+    group._processes = [_Ended(), *(Elsewhere(rank) for rank in (1, 2, 3))]
+    places = group._places(make_task("parallelism=ddp", "parallelism.num_workers=4", num_gpus=4))
+    assert [(each.local_rank, each.local_size, list(each.devices)) for each in places] == [
+        (0, 2, ["6", "7"]),
+        (1, 2, ["6", "7"]),
+        (0, 2, ["2", "3"]),
+        (1, 2, ["2", "3"]),
+    ]
 
 
 @pytest.mark.parametrize(("given", "of_rank"), [(None, "2"), ("4", "2"), ("1", "1")])

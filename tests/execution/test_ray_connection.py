@@ -12,8 +12,7 @@ import ray
 
 from autotune.config.compose import Composer
 from autotune.errors import ClusterError
-from autotune.execution.cluster import ClusterSize, RaySession
-from autotune.execution.ray_cluster import _check_answers
+from autotune.execution.cluster import ClusterSize, RaySession, check_answers
 
 
 def _connection() -> RaySession:
@@ -42,7 +41,7 @@ def test_it_is_reached_by_this_user_only(
     assert stat.S_IMODE(_ray_folder().stat().st_mode) == 0o700
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # as somebody else without the token
     with pytest.raises(ClusterError, match="does not answer"):
-        _check_answers(ray.get_runtime_context().gcs_address, timeout_seconds=60)
+        check_answers(ray.get_runtime_context().gcs_address, timeout_seconds=60)
 
 
 @pytest.mark.parametrize("kind", ["file", "missing"])

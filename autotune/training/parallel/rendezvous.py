@@ -7,17 +7,20 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in torch's stubs
 
 from autotune.config.schema import TrialConfig
-from autotune.errors import AutotuneError, ConfigError
+from autotune.errors import AutotuneError, ConfigError, DivergedError, is_lost_connection
 from autotune.outcome import Outcome
 from autotune.training.device import is_out_of_memory, pick_device
 from autotune.training.parallel.ranks import TIMEOUT, Ranks, joined
+from autotune.training.parallel.reports import FollowingRank
 from autotune.training.run import start_training
+from autotune.training.user_training import follow_function
 
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
@@ -46,7 +49,7 @@ class Failure:
         """Whether this rank only lost its connection to another one, whose end is the real
         failure.
         """
-        return "onnection closed by peer" in self.error or "onnection reset by peer" in self.error
+        return is_lost_connection(self.error)
 
 
 @contextmanager
@@ -110,6 +113,35 @@ def _interface_towards(host: str) -> str | None:
     return None
 
 
+def torchrun_environment(
+    rendezvous: Rendezvous, *, local_rank: int, local_size: int, run: str
+) -> dict[str, str]:
+    """The environment variables by which PyTorch, and libraries on it, find the other ranks: those
+    of torchrun.
+
+    Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables. The store
+    is held by the first rank, as it is by torchrun's agent.
+    """
+    return {
+        "RANK": str(rendezvous.rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(rendezvous.size),
+        "LOCAL_WORLD_SIZE": str(local_size),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": rendezvous.host,
+        "MASTER_PORT": str(rendezvous.port),
+        "TORCHELASTIC_RUN_ID": run,
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    } | (
+        {_GLOO_INTERFACE: name}
+        if (name := _interface_towards(rendezvous.host)) is not None
+        and _GLOO_INTERFACE not in os.environ
+        else {}
+    )
+
+
 class StopNotes:
     """Where ranks note that they were stopped, which the first rank cannot see: it only waits
     for them. Notes are in the ranks' store.
@@ -135,21 +167,46 @@ def stopped_seconds(store: TCPStore, size: int) -> float:
 _STOPPED = "autotune/stopped_seconds/"
 
 
-def follow(config: TrialConfig, rendezvous: Rendezvous, **settings: Any) -> Failure | None:
+def follow(
+    config: TrialConfig,
+    rendezvous: Rendezvous,
+    *,
+    num_threads: int,
+    state_folder: Path | None = None,
+    is_paused: bool = False,
+    **settings: Any,
+) -> Failure | None:
     """Train as a rank other than the first, until the first rank ends the training.
 
     Args:
         config: the training's configuration, the same for all ranks.
         rendezvous: where the ranks meet, and which one this is.
+        num_threads: number of threads that this rank computes with.
+        state_folder: folder of the training's state, for a function of the user's.
+        is_paused: whether the training continues from a state in that folder.
         settings: further arguments of ``start_training``, the same for all ranks.
 
     Returns:
         The error that ended this rank; None if there was none.
     """
     try:
+        if config.training is not None:
+            follow_function(
+                config,
+                FollowingRank(
+                    _store_of(rendezvous),
+                    rendezvous.rank,
+                    sees_folder=state_folder is None or state_folder.parent.is_dir(),
+                ),
+                num_threads=num_threads,
+                paused_folder=state_folder if is_paused else None,
+            )
+            return None
         with joined_at(rendezvous, config) as ranks:
-            for _ in start_training(config, ranks=ranks, **settings):
+            for _ in start_training(config, ranks=ranks, num_threads=num_threads, **settings):
                 raise AssertionError("only the first rank yields")
+    except DivergedError as error:
+        return Failure(outcome=Outcome.DIVERGED, error=str(error))
     except AutotuneError as error:
         return Failure(outcome=Outcome.INVALID, error=str(error))
     # any fault of the trained code is an outcome, told with its traceback

@@ -1,0 +1,166 @@
+"""How the ranks of a user's training function agree: what the first rank is told of a report, all
+are told.
+
+The ranks meet at the first one's store. Each rank may report; the first one's reports count, and
+its n-th decision is that of every rank's n-th report. A rank that never reports is not waited for.
+"""
+
+import contextlib
+import json
+import statistics
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in torch's stubs
+
+from autotune.errors import DataError
+from autotune.session import as_number
+
+_GO_ON, _END, _GATHER = "go on", "end", "gather"
+_KEEP_SECONDS = 300.0
+"""Seconds that the other ranks may take to write their part of a state."""
+_ARRIVE_SECONDS = 5.0
+"""Seconds within which the other ranks make their first report after the first rank's, or are
+known to make none."""
+
+
+class TrainingEnded(BaseException):
+    """Raised inside a training function to end it; user code must not catch it."""
+
+
+class LeadingRank:
+    """The first rank, whose reports count.
+
+    Args:
+        store: where the ranks meet; None if this is the only one.
+    """
+
+    def __init__(self, store: TCPStore | None, size: int) -> None:
+        self._store, self._size = store, size
+        self._num_reports = self._num_decisions = 0
+
+    def mean(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The mean over all ranks of what they report now."""
+        of_ranks = [{name: as_number(name, value) for name, value in values.items()}]
+        keys = [f"value/{self._num_reports + 1}/{rank}" for rank in range(1, self._size)]
+        of_ranks += [json.loads(self._get(key)) for key in keys]
+        return {name: statistics.fmean(each[name] for each in of_ranks) for name in values}
+
+    def _get(self, key: str) -> bytes:
+        assert self._store is not None, "there are other ranks"
+        return bytes(self._store.get(key))
+
+    def reported(self) -> None:
+        """Note that this rank has made one more report, on which no decision was taken yet."""
+        self._num_reports += 1
+
+    def go_on(self) -> None:
+        """Tell the other ranks that the training goes on."""
+        self._decide(_GO_ON)
+
+    def end(self) -> None:
+        """Tell the other ranks that the training ends."""
+        with contextlib.suppress(RuntimeError):  # the store is gone
+            self._decide(_END)
+
+    def can_keep(self, *, is_sharded: bool) -> bool:
+        """Whether the ranks can write the training's state now.
+
+        They cannot where one does not see the folder, or does not report, and holds a part of it.
+        """
+        if self._store is None:
+            return True
+        if any(self._store.check([f"blind/{rank}"]) for rank in range(1, self._size)):
+            return False
+        return not is_sharded or len(self._reporters()) == self._size - 1
+
+    def gather(self, write: Callable[[], None], *, is_sharded: bool) -> None:
+        """Write weights, which all ranks gather if each has a part, or not if one cannot."""
+        if not is_sharded:
+            write()
+        elif self.can_keep(is_sharded=True):
+            self.together(_GATHER, write)
+
+    def together(self, request: str, act: Callable[[], None]) -> None:
+        """Act while the other ranks that report do what they are asked for: the name of a folder,
+        to write their part of the training's state into it, or to gather weights.
+
+        Raises:
+            DataError: a rank could not.
+        """
+        reporters = self._reporters()
+        self._decide(request)
+        number = self._num_decisions
+        act()
+        for rank in reporters:
+            assert self._store is not None, "there are other ranks"
+            key = f"kept/{number}/{rank}"
+            self._store.wait([key], timedelta(seconds=_KEEP_SECONDS))
+            if (error := self._get(key).decode()) != "":
+                raise DataError(error)
+
+    def _reporters(self) -> list[int]:
+        """The ranks that have made the report which this one has made last."""
+        found = []
+        for rank in range(1, self._size):
+            key = f"report/{self._num_reports}/{rank}"
+            assert self._store is not None, "there are other ranks"
+            is_known = self._num_reports == 1 or self._store.check([f"report/1/{rank}"])
+            with contextlib.suppress(RuntimeError):  # it does not report
+                self._store.wait([key], timedelta(seconds=_ARRIVE_SECONDS if is_known else 0.01))
+                found.append(rank)
+        return found
+
+    def _decide(self, decision: str) -> None:
+        self._num_decisions += 1
+        if self._store is not None:
+            self._store.set(f"decision/{self._num_decisions}", decision)
+
+
+class FollowingRank:
+    """A rank other than the first, which is told what the first one's caller wants.
+
+    Args:
+        store: the first rank's store.
+        sees_folder: whether this rank can write into the folder of the training's state.
+    """
+
+    def __init__(self, store: TCPStore, rank: int, *, sees_folder: bool) -> None:
+        self._store, self.rank = store, rank
+        self._num_reports = self._num_decisions = 0
+        if not sees_folder:
+            store.set(f"blind/{rank}", "")
+
+    def shared(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Give the first rank the values that it takes the mean of, and return them."""
+        numbers = {name: as_number(name, value) for name, value in values.items()}
+        self._store.set(f"value/{self._num_reports + 1}/{self.rank}", json.dumps(numbers))
+        return numbers
+
+    def report(self, keep: Callable[[Path], object], gather: Callable[[], object]) -> None:
+        """Wait for the decision on the first rank's report of the same number.
+
+        Args:
+            keep: writes this rank's part of the training's state into a folder.
+            gather: gives the first rank this rank's part of the weights.
+
+        Raises:
+            TrainingEnded: the training ends.
+        """
+        self._num_reports += 1
+        self._store.set(f"report/{self._num_reports}/{self.rank}", "")
+        while True:
+            self._num_decisions += 1
+            decision = self._store.get(f"decision/{self._num_decisions}").decode()
+            if decision == _GO_ON:
+                return
+            if decision == _END:
+                raise TrainingEnded
+            error = ""
+            try:
+                gather() if decision == _GATHER else keep(Path(decision))
+            except Exception as failure:  # noqa: BLE001  # the first rank raises it
+                error = f"rank {self.rank}: {' '.join(str(failure).split())}"
+            self._store.set(f"kept/{self._num_decisions}/{self.rank}", error)

@@ -1,0 +1,142 @@
+"""Trainings of a user's own over two processes: each library's program ends, is paused and goes
+wrong as a training of one process does, and leaves nothing behind.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from autotune.config.schema import COMMAND, TrialConfig
+from autotune.execution.launcher import Launcher
+from autotune.execution.process_group import ProcessGroup
+from autotune.execution.task import TrialTask, WorkerReport
+from autotune.outcome import Outcome
+from tests.support import ranks_of_users
+from tests.support.patience import wait_until
+from tests.support.records import make_trial_task
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+
+SCRIPT = Path(ranks_of_users.__file__)
+SLOW = pytest.mark.slow
+PROGRAMS = [
+    "ddp",
+    pytest.param("fsdp2", marks=SLOW),
+    pytest.param("lightning", marks=SLOW),
+    pytest.param("lightning_spawn", marks=SLOW),
+    pytest.param("hugging_face", marks=SLOW),
+    pytest.param("accelerate", marks=SLOW),
+    pytest.param("torchrun ddp", marks=SLOW),
+]
+ENDS = {
+    "nan": Outcome.DIVERGED,
+    "memory": Outcome.OUT_OF_MEMORY,
+    "kill": Outcome.LOST,
+    "hang": Outcome.TIMED_OUT,
+}
+
+
+@pytest.fixture
+def make_task(trial_config: Callable[..., TrialConfig], tmp_path: Path) -> Callable[..., TrialTask]:
+    def make(program: str, fault: str | None = None, epochs: int = 4, **fields: Any) -> TrialTask:
+        config = trial_config(
+            "target.value=0.9999",
+            "target.max_train_seconds=300",
+            "seed=11",
+            "allowed_targets=[tests,autotune.script]",
+            "parallelism.num_workers=2",
+        )
+        launcher, _, name = program.rpartition(" ")
+        training: dict[str, Any] = {
+            "_target_": f"{ranks_of_users.__name__}.{name}",
+            "fault": fault,
+            "epochs": epochs,
+        }
+        if launcher:
+            words = f"--nproc_per_node={{devices}} {SCRIPT} {name} {epochs} -{fault or ''}"
+            training = {"_target_": COMMAND, "command": f"{launcher} {words}"}
+        task = make_trial_task(replace(config, training=training), tmp_path, num_cpus=2)
+        return replace(task, **{"deadline_seconds": 200.0, **fields})
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[Launcher]:
+    with contextlib.closing(Launcher()) as launcher:
+        yield launcher
+
+
+@pytest.fixture
+def group(launcher: Launcher) -> Iterator[ProcessGroup]:
+    with contextlib.closing(ProcessGroup(launcher=launcher.address)) as group:
+        yield group
+    wait_until(lambda: _are_gone(launcher))
+
+
+def _are_gone(launcher: Launcher) -> bool:
+    """Whether no process of a training is left."""
+    return not psutil.Process(launcher._process.pid).children(recursive=True)
+
+
+def trained(group: ProcessGroup, task: TrialTask) -> list[WorkerReport]:
+    group.begin(task)
+    reports = [group.next_report()]
+    while reports[-1] is not None and reports[-1].outcome is None:
+        reports.append(group.next_report())
+    return [report for report in reports if report is not None]
+
+
+def curve(reports: list[WorkerReport]) -> list[tuple[int, float, float]]:
+    return [
+        (each.evaluation.step, each.evaluation.epoch, each.evaluation.metric)
+        for each in reports
+        if each.evaluation is not None
+    ]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_it_reports_once_an_epoch_and_a_pause_changes_nothing(
+    group: ProcessGroup, make_task: Callable[..., TrialTask], tmp_path: Path, program: str
+) -> None:
+    whole = trained(group, make_task(program))
+    assert [epoch for _, epoch, _ in curve(whole)] == [1, 2, 3, 4], whole[-1].error
+    assert whole[-1].outcome is Outcome.MISSED
+    assert {each.evaluation.num_workers for each in whole if each.evaluation} == {2}
+    state = str(tmp_path / "state")
+    group.begin(make_task(program, state_folder=state))
+    first = [group.next_report() for _ in range(2)]
+    assert [each is not None and each.can_pause for each in first] == [True, True]
+    group.keep()
+    group.end()
+    rest = trained(group, make_task(program, state_folder=state, is_paused=True))
+    assert curve([*filter(None, first), *rest]) == curve(whole), rest[-1].error
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_it_ends_at_its_cap(
+    group: ProcessGroup, make_task: Callable[..., TrialTask], program: str
+) -> None:
+    last = trained(group, make_task(program, epochs=5000, cap_seconds=0.5))[-1]
+    assert last.outcome is Outcome.CAPPED, last.error
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("fault", ranks_of_users.FAULTS)
+def test_what_goes_wrong_in_one_rank_is_the_end_of_all_and_the_next_trial_trains(
+    launcher: Launcher,
+    group: ProcessGroup,
+    make_task: Callable[..., TrialTask],
+    program: str,
+    fault: str,
+) -> None:
+    deadline = {"deadline_seconds": 30.0} if fault == "hang" else {}
+    last = trained(group, make_task(program, fault, **deadline))[-1]
+    assert last.outcome is ENDS[fault], last.error
+    wait_until(lambda: _are_gone(launcher))
+    assert trained(group, make_task(program, epochs=1))[-1].outcome is Outcome.MISSED
