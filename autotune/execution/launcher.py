@@ -294,9 +294,13 @@ def _of_ray(folder: Path) -> Iterator[psutil.Process]:
     """The processes of the Ray whose files lie in an owner's folder."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if (
-                process.environ().get(RAY_MARK) == str(folder)
-                and process.status() != psutil.STATUS_ZOMBIE
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            # a title, such as ray::DashboardAgent, is written over the environment
+            is_titled = "".join(process.cmdline()).startswith("ray::")
+            if process.environ().get(RAY_MARK) == str(folder) or (
+                is_titled
+                and any(Path(file.path).is_relative_to(folder) for file in process.open_files())
             ):
                 yield process
 
