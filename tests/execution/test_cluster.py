@@ -58,7 +58,9 @@ def test_a_study_whose_gpu_ray_does_not_have_ends_in_one_line(
         has_compiler=True,
         has_torchao=False,
     )
-    monkeypatch.setattr("autotune.tune_study.capabilities_of", lambda cluster, launcher: one_gpu)
+    monkeypatch.setattr(
+        "autotune.execution.cluster.capabilities_of", lambda cluster, launcher: one_gpu
+    )
     monkeypatch.chdir(tmp_path)
     assert (
         run_command(

@@ -49,13 +49,14 @@ _DRIVER = f"""
 import sys
 from autotune.config.command_line import run_command
 from autotune import tune_study
+from autotune.execution import cluster
 from autotune.training.capabilities import Capabilities
 
 fake = Capabilities(
     num_cpus={NUM_GPUS}, num_gpus={NUM_GPUS}, gpu_name="made up", compute_capability=(9, 0),
     has_compiler=True, has_torchao=False
 )
-tune_study.capabilities_of = lambda config, launcher: fake
+cluster.capabilities_of = lambda config, launcher: fake
 sys.exit(run_command(tune_study.tune_command, sys.argv[1:]))
 """
 
