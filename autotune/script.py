@@ -44,8 +44,10 @@ from autotune.session import (
     ADDRESS,
     NUM_DEVICES,
     PROCESS,
+    RANKS,
     SEED,
     STATE,
+    WORLD_SIZES,
     meant_by,
     numbers,
     trial,
@@ -261,7 +263,9 @@ class _Script:
         """Number of reports of each rank."""
         self._waiting: dict[int, int] = {}
         """The processes that wait for an answer to their report, with their ranks."""
-        environment = {name: value for name, value in os.environ.items() if name != PROCESS}
+        # this process may be a rank of SLURM's, or of another launcher's; the script is none yet
+        outer = {PROCESS, *RANKS, *WORLD_SIZES}
+        environment = {name: value for name, value in os.environ.items() if name not in outer}
         environment |= {
             ADDRESS: channel.getsockname(),
             SEED: str(config.seed),

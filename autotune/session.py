@@ -232,8 +232,8 @@ def current() -> Session | None:
     return _active
 
 
-_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "LOCAL_RANK")
-_WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "LOCAL_RANK")
+WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 def _rank() -> int:
@@ -241,12 +241,12 @@ def _rank() -> int:
 
     Lightning, which starts the others itself, gives them a ``LOCAL_RANK`` alone.
     """
-    return next((int(os.environ[name]) for name in _RANKS if os.environ.get(name)), 0)
+    return next((int(os.environ[name]) for name in RANKS if os.environ.get(name)), 0)
 
 
 def world_size(environment: Mapping[str, str]) -> int:
     """Number of processes that train together, as launchers say it in the environment."""
-    return next((int(environment[name]) for name in _WORLD_SIZES if environment.get(name)), 1)
+    return next((int(environment[name]) for name in WORLD_SIZES if environment.get(name)), 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,7 +78,9 @@ def own(trial_config: MakeConfig, tmp_path: Path) -> MakeConfig:
 
 
 @pytest.mark.parametrize("script", [PRINTING, REPORTING])
-def test_a_script_reports(own: MakeConfig, script: str) -> None:
+def test_a_script_reports(own: MakeConfig, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    monkeypatch.setenv("SLURM_PROCID", "3")  # of a Ray worker that srun has started
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
     config = own(script)
     check_training(config)
     evaluations = list(start_training(config))
