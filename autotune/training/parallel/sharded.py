@@ -17,6 +17,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor
 
+from autotune.errors import DataError
+
 
 def sharded_names(objects: Mapping[str, Any]) -> list[str]:
     """Names of the models with divided parameters, and of the optimizers of such."""
@@ -63,22 +65,25 @@ def _states(objects: Mapping[str, Any]) -> dict[str, Any]:
 def _pairs(
     objects: Mapping[str, Any],
 ) -> Iterator[tuple[str, torch.nn.Module, torch.optim.Optimizer | None]]:
-    """Each model, then each optimizer with the model of its parameters."""
+    """Each model, then each optimizer with the model of its parameters.
+
+    Raises:
+        DataError: the model of an optimizer is not among the objects.
+    """
     models = {name: value for name, value in objects.items() if isinstance(value, torch.nn.Module)}
     for name, model in models.items():
         yield name, model, None
     for name, value in objects.items():
         if name not in models:
             trained = {id(parameter) for parameter in _parameters(value)}
-            yield (
-                name,
-                next(
-                    model
-                    for model in models.values()
-                    if trained & {id(parameter) for parameter in model.parameters()}
-                ),
-                value,
+            owners = (
+                model
+                for model in models.values()
+                if trained & {id(parameter) for parameter in model.parameters()}
             )
+            if (owner := next(owners, None)) is None:
+                raise DataError(f"checkpoint: {name} is divided among ranks; save its model, too")
+            yield name, owner, value
 
 
 def _parameters(value: Any) -> Iterator[torch.Tensor]:
