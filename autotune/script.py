@@ -18,6 +18,7 @@ import math
 import os
 import selectors
 import shlex
+import signal
 import socket
 import string
 import subprocess
@@ -69,6 +70,8 @@ _OF_TRIAL = ("trial_folder", "trial_number", "devices", "config_file", "config_j
 with all values of the space."""
 _TOLD_AS_KILLED = "Signal 9 (SIGKILL) received by PID"
 """How torchrun tells that one of its processes was killed."""
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+"""Exit codes of a process that was killed: its own, and that of the shell which ran it."""
 _IMPORT_TIME = b"import time:"
 """Beginning of the lines by which Python says how long imports take."""
 _KEEP_SECONDS = 300.0
@@ -450,9 +453,11 @@ class _Script:
         exit_code = self._process.wait()
         if exit_code != 0:
             lines = "".join(self._output).splitlines()
-            if any(_TOLD_AS_KILLED in line for line in lines):
-                raise RuntimeError("a process of the command was ended by SIGKILL")
             last = last_exception(lines)
+            # Lightning kills the process that it began in, where another one has failed
+            is_killed = exit_code in _KILLED and last is None
+            if is_killed or any(_TOLD_AS_KILLED in line for line in lines):
+                raise RuntimeError("a process of the command was ended by SIGKILL")
             if last is not None:  # launchers print a page after it
                 lines = lines[: last + 1]
             reason = next(filter(None, map(str.strip, reversed(lines))), "it printed nothing")

@@ -304,6 +304,29 @@ def test_a_failed_script_is_told_by_its_exception_not_by_what_a_launcher_prints_
     assert str(failed.value).splitlines()[-1] == "[rank0]: ValueError: the data is empty"
 
 
+KILLED = """
+import os
+print({said!r})
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("command", ["python {file}", "sh -c 'python {file}; exit $?'"])
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("reading", "was ended by SIGKILL"),
+        # Lightning kills the process that it began in, where another one has failed
+        ("Traceback (most recent call last):\nValueError: it is empty", "ValueError: it is empty"),
+    ],
+)
+def test_a_script_that_was_killed_is_told_as_such_unless_an_error_was_the_cause(
+    own: MakeConfig, command: str, said: str, told: str
+) -> None:
+    with pytest.raises(RuntimeError, match=told):
+        list(start_training(own(KILLED.format(said=said), command=command)))
+
+
 LEAVING = """
 import subprocess, sys
 print('{"score": 1}', flush=True)

@@ -32,6 +32,7 @@ PROGRAMS = [
     pytest.param("hugging_face", marks=SLOW),
     pytest.param("accelerate", marks=SLOW),
     pytest.param("torchrun ddp", marks=SLOW),
+    pytest.param("python lightning", marks=SLOW),  # whose launcher starts the second process
 ]
 ENDS = {
     "nan": Outcome.DIVERGED,
@@ -58,8 +59,9 @@ def make_task(trial_config: Callable[..., TrialConfig], tmp_path: Path) -> Calla
             "epochs": epochs,
         }
         if launcher:
-            words = f"--nproc_per_node={{devices}} {SCRIPT} {name} {epochs} -{fault or ''}"
-            training = {"_target_": COMMAND, "command": f"{launcher} {words}"}
+            words = f"{SCRIPT} {name} {epochs} -{fault or ''}"
+            size = "--nproc_per_node={devices}" if launcher == "torchrun" else ""
+            training = {"_target_": COMMAND, "command": f"{launcher} {size} {words}"}
         task = make_trial_task(replace(config, training=training), tmp_path, num_cpus=2)
         return replace(task, **{"deadline_seconds": 200.0, **fields})
 
