@@ -4,7 +4,8 @@ lines of JSON on its stdout.
 A script without any knowledge of autotune prints ``{"accuracy": 0.93, "epoch": 3}`` after each
 evaluation; the value under the target's metric counts, all other lines are ignored. The process
 stands still (``SIGSTOP``) while its report is decided upon, and is ended where the trial ends. What
-it prints goes to this process's stdout, too.
+it prints goes to this process's stdout, too. It is paused through ``autotune.checkpoint``, or by
+SIGTERM if it handles that: it then saves what it needs into the trial's folder, and ends.
 
 Imports of a Python script up to its first report count as building, as those of a training function
 do: Python itself says how long each takes (``PYTHONPROFILEIMPORTTIME``). All its other time is
@@ -16,17 +17,21 @@ import inspect
 import json
 import math
 import os
+import select
 import selectors
 import shlex
 import signal
 import socket
 import string
+import struct
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, deque
+import warnings
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,9 +42,11 @@ from autotune.errors import (
     ConfigError,
     DataError,
     DivergedError,
+    StateError,
     is_lost_connection,
     last_exception,
 )
+from autotune.execution.trial_folder import OUTPUT_FILE
 from autotune.files import replace_file
 from autotune.session import (
     ADDRESS,
@@ -51,6 +58,7 @@ from autotune.session import (
     WORLD_SIZES,
     meant_by,
     numbers,
+    rank_of,
     trial,
     world_size,
 )
@@ -78,6 +86,18 @@ _KEEP_SECONDS = 300.0
 """Seconds that a script's processes may take to write the training's state."""
 _ARRIVE_SECONDS = 5.0
 """Seconds within which the other ranks of a script make their report after the first one's."""
+_SIGTERM_FILE = "ended_by_sigterm.json"
+"""File among those of a paused training which says that its command was ended by SIGTERM, and how
+far it had come."""
+_NOT_PAUSABLE = ".ended_by_sigterm_without_a_state"
+"""File beside the trials' folders once a command could not go on after it was ended by SIGTERM."""
+_WRITTEN_BY_US = frozenset({OUTPUT_FILE, "config.yaml", "config.json"})
+"""Files in a trial's folder that the command did not write."""
+_LIGHTNING = (b"lightning.pytorch", b"pytorch_lightning")
+"""Modules that handle SIGTERM, and then save nothing."""
+_POLL_SECONDS = 0.1
+_CREDENTIALS = struct.Struct("3i")
+"""What Linux says of who wrote into a socket: ids of the process, the user and the group."""
 
 
 class Command:
@@ -183,18 +203,28 @@ def run(
     if parts[0] in ("python", "python3"):
         parts[0] = sys.executable
     phases: list[contextlib.AbstractContextManager[None]] = []
+    has_folder = "trial_folder" in _fields(command)
     scratch = tempfile.TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True)
     with scratch as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
         channel.bind(f"{folder}/session")
-        script = _Script(parts, channel, config, checkpoint.files)
+        earlier = _reached_before_sigterm(checkpoint.files)
+        if earlier is not None:
+            checkpoint.load()
+            clock.count(train=earlier["seconds"])
+        script = _Script(parts, channel, config, checkpoint.files if earlier is None else None)
         try:
             for message in script.messages():
                 match message:
                     case {"report": reported, "rank": 0}:
-                        if message.get("is_fresh"):
-                            checkpoint.save({}, write_files=script.keep)
                         suspended = script.running()
                         _each(suspended, psutil.Process.suspend)
+                        _check_goes_on(reported, earlier)
+                        earlier = None
+                        if message.get("is_fresh"):
+                            checkpoint.save({}, write_files=script.keep)
+                        elif (has_folder or _has_saved()) and script.handles_sigterm():
+                            end_there = partial(script.end_by_sigterm, reported)
+                            checkpoint.save({}, write_files=end_there)
                         report(**reported)
                         _each(suspended, psutil.Process.resume)
                         script.go_on()
@@ -206,7 +236,7 @@ def run(
                     case {"loaded": 0}:
                         checkpoint.load()
                     case {"imported": seconds}:
-                        clock.count_as_build(seconds)
+                        clock.count(train=-seconds, build=0.0 if earlier else seconds)
             script.check_exit_code()
         finally:
             script.end()
@@ -244,6 +274,41 @@ def _of_trial(command: str, config: TrialConfig, values: Mapping[str, Any]) -> d
     }
 
 
+def _reached_before_sigterm(files: Path | None) -> dict[str, float] | None:
+    """How far a command had come when it was paused by SIGTERM; None if it was not."""
+    if files is None or not (files / _SIGTERM_FILE).is_file():
+        return None
+    return dict(json.loads((files / _SIGTERM_FILE).read_text(encoding="utf-8")))
+
+
+def _check_goes_on(reported: Mapping[str, Any], earlier: Mapping[str, float] | None) -> None:
+    """Check that a command goes on where it was ended by SIGTERM.
+
+    Raises:
+        StateError: it began anew; it is not paused again.
+    """
+    for name in ("epoch", "step"):
+        if earlier and name in earlier and reported.get(name, math.inf) <= earlier[name]:
+            _cannot_be_paused()
+            raise StateError(
+                f"training: the command was ended by SIGTERM after {name} {earlier[name]:g}, and"
+                f" began anew at {reported[name]:g}; load what it saves into {{trial_folder}}"
+            )
+
+
+def _has_saved() -> bool:
+    """Whether the command has written into its trial's folder, outside a trial False."""
+    if trial().name is None:
+        return False
+    return any(path.name not in _WRITTEN_BY_US for path in trial().folder.iterdir())
+
+
+def _cannot_be_paused() -> None:
+    """Note for all trials of the study that their command cannot be paused by SIGTERM."""
+    with contextlib.suppress(OSError):
+        (trial().folder.parent / _NOT_PAUSABLE).touch()
+
+
 class _Script:
     """The process of a command.
 
@@ -278,11 +343,12 @@ class _Script:
             "PET_STANDALONE": "1",  # torchrun: trials side by side must not share its usual port
             **({} if files is None else {STATE: str(files)}),
         }
+        self._stdout = _Stdout(tells_writers=self._num_devices > 1)
         try:
             self._process = subprocess.Popen(  # noqa: S603  # the user's own command
                 parts,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+                stdout=self._stdout.theirs,
                 stderr=subprocess.STDOUT,
                 env=environment,
             )
@@ -290,8 +356,12 @@ class _Script:
             raise ConfigError(
                 f"training: {parts[0]}: cannot be started: {error.strerror}"
             ) from error
-        self._reporter: list[int | None] = []
-        """The process that reported last, None for lines of JSON; empty before the first report."""
+        os.close(self._stdout.theirs)
+        self._reporter: tuple[str, int | None] | None = None
+        """How the training was reported last, and by which process, None where that is not known;
+        None before the first report."""
+        self._has_own_handler = False
+        """Whether the script imports Lightning, which handles SIGTERM, and then saves nothing."""
         self._other_names: dict[str, None] = {}
         """Names in lines of JSON that were no reports."""
         self._output: deque[str] = deque(maxlen=400)
@@ -308,43 +378,50 @@ class _Script:
         for message in self._received():
             if "imported" not in message and is_first:
                 is_first = False
-                self._check_ranks()
+                _check_ranks(self.running(), self._num_devices)
             if "report" in message:
                 self._note_report(message)
             yield message
 
     def _received(self) -> Iterator[Mapping[str, Any]]:
-        assert self._process.stdout is not None
-        with self._process.stdout as stdout, selectors.DefaultSelector() as selector:
+        stdout = self._stdout
+        with contextlib.closing(stdout), selectors.DefaultSelector() as selector:
             selector.register(stdout, selectors.EVENT_READ)
             selector.register(self._channel, selectors.EVENT_READ)
-            text = b""
+            texts: dict[int | None, bytes] = defaultdict(bytes)
+            """The line that each process has begun."""
             while True:
                 ready = [key.fileobj for key, _ in selector.select(1.0)]
                 # before a report that follows it, and the last of both before the end
-                if stdout in ready and (read := os.read(stdout.fileno(), _MAX_BYTES)):
-                    *lines, text = (text + read).split(b"\n")
+                writer, read = self._stdout.read() if stdout in ready else (None, b"")
+                if read:
+                    *lines, text = (texts[writer] + read).split(b"\n")
                     if len(text) >= _MAX_BYTES:
                         lines, text = [*lines, text], b""
+                    texts[writer] = text
                     for line in lines:
-                        yield from self._said_by(line + b"\n")
+                        yield from self._said_by(writer, line + b"\n")
                 elif self._channel in ready:
                     yield json.loads(self._channel.recv(_MAX_BYTES))
                 # a process that the script left behind may keep its stdout open
                 elif stdout in ready or self._process.poll() is not None:
-                    if text:
-                        yield from self._said_by(text)
+                    for writer, text in texts.items():
+                        if text:
+                            yield from self._said_by(writer, text)
                     return
 
-    def _said_by(self, line: bytes) -> Iterator[Mapping[str, Any]]:
+    def _said_by(self, writer: int | None, line: bytes) -> Iterator[Mapping[str, Any]]:
         """Take a line of output, which is a message if it tells of an import, or is JSON with the
         target's metric.
         """
         if line.startswith(_IMPORT_TIME):
-            microseconds = line.removeprefix(_IMPORT_TIME).partition(b"|")[0].strip()
+            microseconds, *_, name = line.removeprefix(_IMPORT_TIME).split(b"|")
+            microseconds = microseconds.strip()
+            if name.strip() in _LIGHTNING:
+                self._has_own_handler = True
             if not microseconds.isdigit():  # the heading, which each Python prints as it starts
                 self._num_pythons += 1
-            elif not self._reporter:  # ranks import side by side, after their launcher
+            elif self._reporter is None:  # ranks import side by side, after their launcher
                 num_side_by_side = 1 if self._num_pythons == 1 else self._num_devices
                 yield {"imported": int(microseconds) / 1e6 / num_side_by_side}
             return
@@ -357,7 +434,9 @@ class _Script:
             return
         if isinstance(found, dict) and self._metric in found:
             metric = found.pop(self._metric)
-            yield {"report": {**numbers(found), "metric": metric}, "rank": 0}
+            rank = self._stdout.rank(writer)
+            reported = {**numbers(found), "metric": metric}
+            yield {"report": reported, "rank": rank, "writer": writer}
         elif isinstance(found, dict):
             self._other_names |= dict.fromkeys(found)
 
@@ -367,20 +446,31 @@ class _Script:
             self._waiting[process] = rank
         self._num_reports[rank] += 1
         if rank > 0:
+            if process is None and self._num_reports[rank] == 1:
+                warnings.warn(
+                    f"autotune: process {message['writer']}, whose RANK is {rank}, prints lines of"
+                    " JSON, too; those of the one whose RANK is 0 are the evaluations",
+                    stacklevel=2,
+                )
             for name in ("metric", "loss", self._metric):
                 if not math.isfinite(message["report"].get(name, 0.0)):
                     raise DivergedError(f"rank {rank} reported {name}={message['report'][name]}")
             if self._num_reports[rank] <= self._num_decided:
                 self._answer(process, None)
             return
-        if self._reporter and self._reporter != [process]:
-            (other,) = self._reporter
-            if process is None or other is None or psutil.pid_exists(other):
+        reporter = (
+            ("by lines of JSON", message["writer"])
+            if process is None
+            else ("by autotune.report", process)
+        )
+        if self._reporter not in (None, reporter):
+            (how, other), (how_now, now) = self._reporter, reporter
+            if how != how_now or _is_alive(other):
                 raise ConfigError(
-                    f"training: the command reports twice, {_by(other)} and {_by(process)}; let one"
-                    " process report in one way, the one whose RANK is 0"
+                    f"training: the command reports twice, {how}{_in(other)} and {how_now}"
+                    f"{_in(now)}; let one process report in one way, the one whose RANK is 0"
                 )
-        self._reporter = [process]
+        self._reporter = reporter
 
     def go_on(self) -> None:
         """Tell the processes that have reported as often as the first one that they go on."""
@@ -412,6 +502,47 @@ class _Script:
                 if message["kept"]:
                     raise DataError(message["kept"])
 
+    def handles_sigterm(self) -> bool:
+        """Whether the processes that train handle SIGTERM, in a trial that may be paused so."""
+        if self._has_own_handler or trial().name is None:
+            return False
+        if (trial().folder.parent / _NOT_PAUSABLE).exists():
+            return False
+        trainers = _trainers(self.running())
+        return bool(trainers) and all(map(_catches_sigterm, trainers))
+
+    def end_by_sigterm(self, reported: Mapping[str, Any], folder: Path) -> None:
+        """Have the script save into the trial's folder, and end, by SIGTERM.
+
+        Args:
+            reported: its last report.
+            folder: gets what tells that.
+
+        Raises:
+            DataError: it does not end, or has saved nothing; it is not paused again.
+        """
+        began = time.monotonic()
+        _each(_trainers(self.running()), psutil.Process.terminate)
+        _each(self.running(), psutil.Process.resume)
+        self.go_on()  # a handler may but note that the script is to end
+        while self._process.poll() is None:
+            if time.monotonic() > began + _KEEP_SECONDS:
+                _cannot_be_paused()
+                raise DataError("training: the command was not ended by SIGTERM")
+            # what it still says is no evaluation
+            if select.select([self._stdout.fileno()], [], [], _POLL_SECONDS)[0]:
+                os.write(1, self._stdout.read()[1])
+            self._receive(time.monotonic())
+            self.go_on()
+        if not _has_saved():
+            _cannot_be_paused()
+            raise DataError(
+                "training: the command handles SIGTERM, and saved nothing in its folder"
+            )
+        reached = {name: reported[name] for name in ("epoch", "step") if name in reported}
+        reached["seconds"] = time.monotonic() - began
+        replace_file(folder / _SIGTERM_FILE, json.dumps(reached))
+
     def _receive(self, until: float) -> Mapping[str, Any] | None:
         """The next message on the channel; None if there is none in time."""
         self._channel.settimeout(max(0.01, until - time.monotonic()))
@@ -434,17 +565,6 @@ class _Script:
             )
         if is_last:
             self._waiting.pop(process, None)
-
-    def _check_ranks(self) -> None:
-        """Check that as many processes train together as the trial has devices."""
-        for child in self.running()[1:]:
-            with contextlib.suppress(psutil.Error):
-                size = world_size(child.environ())
-                if size not in (1, self._num_devices):
-                    raise ConfigError(
-                        f"training: the command started {size} processes that train together, in a"
-                        f" trial of {self._num_devices}; tune it with devices={size}"
-                    )
 
     def check_exit_code(self) -> None:
         """Raise an error if the script, which has ended, has failed, or has printed another
@@ -490,8 +610,100 @@ class _Script:
         return []
 
 
-def _by(process: int | None) -> str:
-    return "by lines of JSON" if process is None else f"in process {process}"
+class _Stdout:
+    """Where a command prints to.
+
+    Args:
+        tells_writers: whether it tells which process wrote: then it is a socket, which cannot be
+            opened as ``/dev/stdout``, else a pipe.
+    """
+
+    def __init__(self, *, tells_writers: bool) -> None:
+        self._socket: socket.socket | None = None
+        if tells_writers:
+            self._socket, theirs = socket.socketpair()
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            self._ours, self.theirs = self._socket.fileno(), theirs.detach()
+        else:
+            self._ours, self.theirs = os.pipe()
+        self._ranks: dict[int | None, int] = {None: 0}
+        """The ranks of the processes that have written."""
+
+    def fileno(self) -> int:
+        """The file descriptor that is read."""
+        return self._ours
+
+    def close(self) -> None:
+        """Read no more."""
+        if self._socket is None:
+            os.close(self._ours)
+        else:
+            self._socket.close()
+
+    def read(self) -> tuple[int | None, bytes]:
+        """The next piece of output, and the process that wrote it, None where that is not known."""
+        if self._socket is None:
+            return None, os.read(self._ours, _MAX_BYTES)
+        read, told, *_ = self._socket.recvmsg(_MAX_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
+        writer = _CREDENTIALS.unpack(told[0][2])[0] if read and told else None
+        if writer not in self._ranks:  # now, while it runs
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._ranks[writer] = rank_of(_environment(psutil.Process(writer)))
+        return writer, read
+
+    def rank(self, writer: int | None) -> int:
+        """The rank of a process that wrote; 0 where it is not known."""
+        return self._ranks.get(writer, 0)
+
+
+def _trainers(running: list[psutil.Process]) -> list[psutil.Process]:
+    """The processes that train: those that a launcher gave a rank, or else the one that a
+    chain of shells has started.
+    """
+    ranks = {each.pid: each for each in running if world_size(_environment(each)) > 1}
+    if ranks:  # without the processes that load their data
+        return [each for each in ranks.values() if each.ppid() not in ranks]
+    while len(running) > 1 and not _catches_sigterm(running[0]):
+        running = running[1:]
+    return running[:1]
+
+
+def _check_ranks(running: Sequence[psutil.Process], num_devices: int) -> None:
+    """Check that as many processes train together as the trial has devices."""
+    for child in running[1:]:
+        size = world_size(_environment(child))
+        if size not in (1, num_devices):
+            raise ConfigError(
+                f"training: the command started {size} processes that train together, in a"
+                f" trial of {num_devices}; tune it with devices={size}"
+            )
+
+
+def _in(process: int | None) -> str:
+    return "" if process is None else f" in process {process}"
+
+
+def _is_alive(process: int | None) -> bool:
+    """Whether a process runs; True where it is not known which."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process is None or psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _environment(process: psutil.Process) -> Mapping[str, str]:
+    """The environment variables that a process was started with; none if it has ended."""
+    with contextlib.suppress(psutil.Error):
+        return process.environ()
+    return {}
+
+
+def _catches_sigterm(process: psutil.Process) -> bool:
+    """Whether a process has a handler of SIGTERM, where Linux tells that."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+    return False
 
 
 def _each(processes: Sequence[psutil.Process], action: Callable[[psutil.Process], None]) -> None:

@@ -210,7 +210,7 @@ def current() -> Session | None:
     """
     global _active  # noqa: PLW0603  # a process runs one training at a time
     trains, address = os.environ.get(PROCESS), os.environ.get(ADDRESS)
-    is_rank = address is not None and _rank() > 0
+    is_rank = address is not None and rank_of(os.environ) > 0
     if trains not in (None, str(os.getpid())) and not is_rank:
         raise ConfigError(
             f"autotune: was called in process {os.getpid()}, which the training in process {trains}"
@@ -219,7 +219,7 @@ def current() -> Session | None:
             " notebook_launcher"
         )
     if _active is None and address is not None:
-        client = _Client(address, _rank())
+        client = _Client(address, rank_of(os.environ))
         _active = Session(
             report=client.report,
             mean=client.mean,
@@ -236,12 +236,12 @@ RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "LOCAL_RANK
 WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
-def _rank() -> int:
-    """Number of this process among those that a launcher has started; 0 if none has.
+def rank_of(environment: Mapping[str, str]) -> int:
+    """Number of a process among those that a launcher has started; 0 if none has.
 
     Lightning, which starts the others itself, gives them a ``LOCAL_RANK`` alone.
     """
-    return next((int(os.environ[name]) for name in RANKS if os.environ.get(name)), 0)
+    return next((int(environment[name]) for name in RANKS if environment.get(name)), 0)
 
 
 def world_size(environment: Mapping[str, str]) -> int:
@@ -446,7 +446,7 @@ class _ScriptCheckpoint(Checkpoint):
         if self._kept is None:
             make = pkgutil.resolve_name("autotune.training.checkpoint:script_checkpoint")
             folder = os.environ.get(STATE)
-            self._kept = make(folder and Path(folder), _rank(), self._on_load)
+            self._kept = make(folder and Path(folder), rank_of(os.environ), self._on_load)
         return self._kept
 
 

@@ -1,5 +1,6 @@
 """Trainings that are commands: each a process that reports through autotune or by lines of JSON."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,11 @@ import pytest
 
 import autotune
 from autotune.config.schema import TrialConfig
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, DataError, DivergedError
+from autotune.files import make_folder
 from autotune.measurement import Target
 from autotune.outcome import Outcome
-from autotune.session import TrialInfo, in_trial
+from autotune.session import TrialInfo, in_trial, is_pausable
 from autotune.training.run import check_training, start_training
 from tests.support.patience import wait_until
 
@@ -231,12 +233,99 @@ def test_imports_up_to_the_first_report_are_building_and_all_else_is_training(
 
 
 def test_reports_from_two_processes_or_in_two_ways_are_refused(own: MakeConfig) -> None:
-    with pytest.raises(ConfigError, match=r"reports twice, in process \d+ and in process \d+"):
+    with pytest.raises(
+        ConfigError, match=r"reports twice, (by autotune.report in process \d+( and )?){2};"
+    ):
         list(start_training(own(f"{TWO}autotune.report(3); other.communicate(b'go')")))
-    with pytest.raises(ConfigError, match="reports twice, by lines of JSON and in process"):
+    with pytest.raises(ConfigError, match="by lines of JSON and by autotune"):
         list(start_training(own("""import autotune\nprint('{"score": 1}')\nautotune.report(1)""")))
     evaluations = start_training(own(f"{TWO}other.communicate(b'go'); autotune.report(3)"))
     assert [evaluation.metric for evaluation in evaluations] == [1, 2, 3]
+
+
+OF_EVERY_RANK = """
+import os, subprocess, sys, time
+if "RANK" not in os.environ:
+    ranks = [{**os.environ, "RANK": rank, "WORLD_SIZE": "2"} for rank in "01"]
+    ranks = [subprocess.Popen([sys.executable, *sys.argv], env=rank) for rank in ranks]
+    sys.exit(max(rank.wait() for rank in ranks))
+for epoch in range(1, 4):
+    print('{"score": %s}' % {"0": epoch, "1": sys.argv[2]}[os.environ["RANK"]])
+    time.sleep(0.1)
+"""
+
+
+def test_lines_of_json_of_other_ranks_are_no_evaluations(own: MakeConfig) -> None:
+    config = own(OF_EVERY_RANK, by=0.5)
+    config = replace(config, parallelism={**config.parallelism, "num_workers": 2})
+    with pytest.warns(
+        UserWarning, match=r"process \d+, whose RANK is 1, prints lines of JSON, too"
+    ):
+        evaluations = list(start_training(config))
+    assert [evaluation.metric for evaluation in evaluations] == [1, 2, 3]
+    config = replace(config, training={**(config.training or {}), "by": "NaN"})
+    with (
+        pytest.warns(UserWarning, match="RANK is 1"),
+        pytest.raises(DivergedError, match="rank 1 reported metric=nan"),
+    ):
+        list(start_training(config))
+
+
+HANDLING = """
+import json, pathlib, signal, sys, time
+state = pathlib.Path(sys.argv[4], "state.json")
+signal.signal(signal.SIGTERM, lambda *_: HANDLER)
+epoch = json.loads(state.read_text()) if state.exists() else 0
+while epoch < 4 and not sys.argv[5:]:
+    time.sleep(0.05)
+    epoch += 1
+    print(json.dumps({"score": epoch / 4, "epoch": epoch}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("handler", "error"),
+    [
+        ("(state.write_text(str(epoch)), sys.exit(3))", None),
+        ("(state.write_text(str(epoch)), sys.argv.append('to the end'))", None),
+        ("(state.with_name('log').touch(), sys.exit())", "began anew at 1"),
+        ("sys.exit()", "saved nothing in its folder"),
+    ],
+)
+def test_a_script_that_handles_sigterm_is_paused_by_it(
+    own: MakeConfig, tmp_path: Path, handler: str, error: str | None
+) -> None:
+    config = own(
+        HANDLING.replace("HANDLER", handler),
+        command="sh -c 'python {file} --by {by} --to {trial_folder}; exit $?'",
+    )
+    folder, paused = make_folder(tmp_path / "trials" / "trial-3"), make_folder(tmp_path / "paused")
+
+    def curve(num_epochs: int, **settings: Any) -> list[tuple[float, float]]:
+        """The first evaluations, after which the training is paused if it can be."""
+        found = []
+        with (
+            in_trial(TrialInfo(number=3, name="trial-3", folder=folder, seed=7)),
+            contextlib.closing(start_training(config, **settings)) as training,
+        ):
+            for evaluation in training:
+                found.append((evaluation.epoch, evaluation.metric))
+                if len(found) == num_epochs:
+                    assert is_pausable()
+                    training.send(paused)
+                    break
+        return found
+
+    with pytest.raises(DataError, match=error) if error else contextlib.nullcontext():
+        begun = curve(2)
+        assert begun == [(1, 0.25), (2, 0.5)]
+        assert begun + curve(9, paused_folder=paused) == [(1, 0.25), (2, 0.5), (3, 0.75), (4, 1)]
+    if error:  # only once, since no trial of this command can go on
+        evaluations = start_training(config)
+        with in_trial(TrialInfo(number=3, name="trial-3", folder=folder, seed=7)):
+            next(evaluations)
+            assert not is_pausable()
+            evaluations.close()
 
 
 def test_lines_of_json_without_the_metric_are_told(own: MakeConfig) -> None:

@@ -68,16 +68,15 @@ class TrainingClock:
         """Context for scoring the validation data."""
         return self._within(Phase.EVALUATE)
 
-    def count_as_build(self, seconds: float) -> None:
-        """Count seconds as building that were counted as training, at most all of them.
+    def count(self, *, train: float, build: float = 0.0) -> None:
+        """Count seconds more, or fewer, as training, and those that are moved to building.
 
         Their energy stays where it is. A training that has not yet loaded its state counts nothing.
         """
-        if self._clock.phase is None:
-            return
-        seconds = min(seconds, self._clock.seconds(Phase.TRAIN))
-        self._clock.add(Phase.TRAIN, -seconds, 0.0)
-        self._clock.add(Phase.BUILD, seconds, 0.0)
+        if self._clock.phase is not None:
+            trained = self._clock.seconds(Phase.TRAIN)
+            self._clock.add(Phase.TRAIN, max(train, -trained), 0.0)
+            self._clock.add(Phase.BUILD, min(build, trained), 0.0)
 
     @contextlib.contextmanager
     def _within(self, phase: Phase) -> Iterator[None]:
