@@ -157,7 +157,7 @@ def _fit(trainer: Trainer, *args: Any, **kwargs: Any) -> None:
     reporting = [callback for callback in callbacks if isinstance(callback, ReportCallback)]
     if reporting and (session := current()) is not None:
         session.check_size(
-            trainer.world_size,
+            trainer.num_devices * trainer.num_nodes,  # its world_size is that of the environment
             f"a Trainer with devices={trainer.num_devices}, num_nodes={trainer.num_nodes}",
         )
         # a script of which this is no rank starts its own; ddp_spawn would start them again

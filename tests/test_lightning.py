@@ -323,9 +323,16 @@ def test_a_training_that_is_paused_at_every_epoch_is_as_if_it_were_not(
     "settings",
     [{"devices": 2}, {"devices": 2, "strategy": "ddp_spawn"}, {"devices": 1, "num_nodes": 2}],
 )
+@pytest.mark.parametrize("is_launched", [False, True])
 def test_a_trainer_of_several_processes_is_refused_before_they_are_started(
-    own: MakeConfig, settings: dict[str, Any]
+    own: MakeConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    is_launched: bool,
 ) -> None:
+    environment = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
+    for name, value in environment.items() if is_launched else ():
+        monkeypatch.setenv(name, value)
     with pytest.raises(
         ConfigError,
         match=r"found a Trainer with devices=.* on 2 devices, .* tune it with devices=2",

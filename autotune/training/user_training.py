@@ -168,7 +168,7 @@ def train_function(
     if previous is None:
         raise ConfigError(
             f"training: {_name(config)} ended without one evaluation; call autotune.report, or the"
-            " argument report, or yield"
+            " argument report, or yield, or give the Trainer autotune's ReportCallback"
         )
 
 
