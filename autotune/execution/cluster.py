@@ -218,10 +218,12 @@ class RaySession:
                 pass
         finally:
             is_interrupted = interrupt.is_set()
+            is_cut = not (done.done() or is_interrupted)  # by the end of Ray alone
             if not done.done():  # Ray is gone, or a second Ctrl-C came
                 interrupt.set()
                 thread.join(_LEAVE_SECONDS)
-        if self._is_gone() and (not done.done() or done.exception() is not None):
+        # work that was cut may still end in good order, as the user's Ctrl-C has it end
+        if self._is_gone() and (is_cut or not done.done() or done.exception() is not None):
             if is_interrupted:  # by a signal to the process group, which ended Ray as well
                 raise KeyboardInterrupt
             self.check()

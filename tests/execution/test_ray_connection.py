@@ -61,3 +61,17 @@ def test_a_ray_without_a_folder_is_told_in_one_line(
         connection.size(threading.Event())
     assert "\n" not in str(caught.value)
     connection.close()
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_work_that_only_the_end_of_ray_interrupted_is_not_taken_for_the_users_interrupt(
+    is_interrupted: bool,
+) -> None:
+    connection, interrupt = _connection(), threading.Event()
+    connection._lost.set_result("its raylet has ended")
+    if is_interrupted:  # and the work, which ends in good order as soon as it is, is kept
+        interrupt.set()
+        assert connection.run(interrupt.wait, interrupt)
+    else:
+        with pytest.raises(ClusterError, match="Ray is gone: its raylet has ended"):
+            connection.run(interrupt.wait, interrupt)
