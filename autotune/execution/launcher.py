@@ -55,6 +55,9 @@ RAY_FOLDER = "r"
 """Folder of Ray's files within that of the launcher."""
 RAY_MARK = "AUTOTUNE_RAY"
 """Environment variable by which the processes of a driver's Ray are known: the folder above."""
+_STARTED_BY = "AUTOTUNE_STARTED_BY"
+"""Environment variable with the id of the launcher's process that started the one that has it,
+itself or through others."""
 _END_SECONDS = 10.0
 """Seconds that a process may take to end after its connection was closed, or a launcher to end its
 processes; then it is killed."""
@@ -401,7 +404,7 @@ def _serve_requests(
     for other in others:
         other.close()
     with contextlib.suppress(EOFError, OSError):
-        os.environ.update(connection.recv())
+        os.environ.update(connection.recv(), **{_STARTED_BY: str(os.getpid())})
         usual_blas_threads()
         # imports torch
         from autotune.execution.task_run import TaskRun, follow_task  # noqa: PLC0415
@@ -444,10 +447,16 @@ def _lead_a_group(process: int) -> None:
 
 
 def _kill(process: BaseProcess) -> None:
-    """Kill a process and all others of its process group, if any are still alive."""
+    """Kill a process, all others of its process group, and what it has started in further ones, as
+    torchrun starts its ranks, if any are still alive.
+    """
+    assert process.pid, "it was started"
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        assert process.pid, "it was started"
         os.killpg(process.pid, signal.SIGKILL)
+    for other in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if other.environ().get(_STARTED_BY) == str(process.pid):
+                other.kill()
 
 
 def _ended_by(exit_code: int | None) -> str:

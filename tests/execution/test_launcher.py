@@ -49,7 +49,8 @@ def hangs():
     wait_for_what_never_comes()
 
 def wait_for_what_never_comes():
-    helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    asleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    helper = subprocess.Popen(asleep, start_new_session=True)  # as torchrun starts its ranks
     note("helper", helper.pid)
     note("trains", os.getpid())
     time.sleep(600)
