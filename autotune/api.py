@@ -256,7 +256,7 @@ def tune(
     seed: int | None = None,
     overrides: Sequence[str] = (),
     config_dirs: Sequence[str | Path] = (),
-    devices: int | None = None,
+    devices: float | None = None,
     quiet: bool = False,
     **groups: Any,
 ) -> TuneResult:
@@ -293,7 +293,8 @@ def tune(
         config_dirs: your own configuration folders, as ``--config-dir``.
         devices: number of GPUs (or shares of the CPUs) of each trial. A function is called once for
             each, in a process of its own, as by torchrun; a command starts its processes itself,
-            ``torchrun --nproc_per_node={devices} ...``. It may be a key of ``space``, too.
+            ``torchrun --nproc_per_node={devices} ...``. It may be a key of ``space``, too. With a
+            part of one, such as 0.5, trials of the search share GPUs.
         quiet: whether nothing is printed.
         groups: settings by their first part: ``search="tpe"``, ``confirm={"max_runs": 20}``,
             ``cluster={"num_cpus": 4}``, ``objective="energy"``, ``tracking={"uri": ...}``,
@@ -312,7 +313,7 @@ def tune(
         refuse_within_training()
         study_folder = user_path(folder) / name
         arguments = _arguments(study_folder, experiment, training, space, target, baseline)
-        arguments += _as_overrides(_NUM_DEVICES, devices)
+        arguments += _devices(devices)
         if trials is None and time_budget_seconds is not None:
             arguments.append("search.num_trials=null")
         for key, value in [("study", study), ("search", limits), *groups.items()]:
@@ -322,6 +323,21 @@ def tune(
         return _run([*arguments, *overrides], study_folder, quiet=quiet)
     except AutotuneError as error:  # the caller's line is shown, and no frames of autotune's
         raise error.with_traceback(None) from None
+
+
+def _devices(devices: float | None) -> list[str]:
+    """The arguments that give each trial so many devices, or a part of one.
+
+    Raises:
+        ConfigError: the number is neither whole nor below 1.
+    """
+    if devices is None or (isinstance(devices, int) and devices > 0):
+        return _as_overrides(_NUM_DEVICES, devices)
+    if isinstance(devices, float) and 0 < devices < 1:
+        return _as_overrides("cluster", {"trials_per_gpu": int(1 / devices + 1e-9)})
+    raise ConfigError(
+        f"devices: found {devices!r}, must be 1, 2, ..., or a part of one, such as 0.5"
+    )
 
 
 def _arguments(

@@ -293,7 +293,7 @@ class TrialResult:
 
 def differing_devices(runs: Iterable[TrialResult]) -> str | None:
     """A note on runs whose times do not compare, as their devices of one type differ in kind,
-    power limit or clocks; None if none do.
+    power limit or clocks, or were shared; None if none do.
     """
     counts: dict[str, Counter[str]] = {}
     for run in runs:
@@ -322,6 +322,8 @@ def _device_text(fingerprint: Mapping[str, Any]) -> str:
         for name, text in limits
         if gpu.get(name) is not None
     ]
+    if (num_trials := fingerprint.get("trials_per_gpu", 1)) > 1:
+        known.append(f"shared by {num_trials} trials")
     return ", ".join([str(fingerprint["device"]), *known])
 
 

@@ -73,6 +73,7 @@ class ClusterConfig:
     cpus_per_worker: int | None
     num_cpus: int | None
     num_gpus: int | None
+    trials_per_gpu: int
     accelerator_type: str | None
     placement: str
     connect_timeout_seconds: float

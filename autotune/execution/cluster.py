@@ -17,8 +17,8 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from autotune.config.schema import ClusterConfig
 from autotune.errors import ClusterError
@@ -52,6 +52,12 @@ class ClusterSize:
     def num_gpus(self) -> int:
         """Number of GPUs of all machines."""
         return sum(gpus for _, gpus in self.machines)
+
+    def split(self, trials_per_gpu: int) -> Self:
+        """The resources where each GPU counts as so many."""
+        return replace(
+            self, machines=tuple((cpus, gpus * trials_per_gpu) for cpus, gpus in self.machines)
+        )
 
     def has_room(self, tasks: Sequence[TrialTask], num_cpus: int, num_gpus: int) -> bool:
         """Whether a training that takes so much fits beside the tasks that are being trained."""

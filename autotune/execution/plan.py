@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from autotune.config.build import build_partial, call
 from autotune.config.compose import Composed, Composer
@@ -58,6 +58,13 @@ class TrainingPlan:
     """Folders that may hold Python modules of the user's own."""
     command: tuple[str, ...] = ()
     """Command-line arguments that the study or comparison was started with."""
+    trials_per_gpu: int = 1
+    """Number of trainings that share a GPU."""
+
+    def for_search(self) -> Self:
+        """The plan of the trials of a search, which share GPUs if they are to."""
+        is_on_gpus = uses_cuda(self.trial, self.capabilities)
+        return replace(self, trials_per_gpu=self.config.cluster.trials_per_gpu if is_on_gpus else 1)
 
     @property
     def config(self) -> Config:
@@ -90,10 +97,11 @@ class TrainingPlan:
 
     def num_threads(self, config: TrialConfig) -> int:
         """Number of CPU threads of each worker, unless the trial's configuration sets one."""
-        return cpus_per_worker(config, self.config.cluster, self.capabilities)
+        num_cpus = cpus_per_worker(config, self.config.cluster, self.capabilities)
+        return max(1, num_cpus // self.trials_per_gpu)
 
     def resources(self, config: TrialConfig) -> tuple[int, int]:
-        """Numbers of CPUs and GPUs that one training takes: whole GPUs, since it is timed."""
+        """Numbers of CPUs and GPUs that one training takes, or shares with others."""
         num_workers = config.num_workers
         num_gpus = num_workers if uses_cuda(config, self.capabilities) else 0
         return num_workers * self.num_threads(config), num_gpus
@@ -110,11 +118,16 @@ class TrainingPlan:
         """
         cluster, have = self.config.cluster, self.capabilities
         reason = unsupported(config, have)
+        if reason is None and config.num_workers > 1 and self.trials_per_gpu > 1:
+            reason = (
+                f"parallelism.num_workers={config.num_workers} needs whole GPUs, and"
+                f" cluster.trials_per_gpu={self.trials_per_gpu} shares them"
+            )
         if reason is not None or not cluster.is_local:
             return reason
         cpus = have.num_cpus if cluster.num_cpus is None else cluster.num_cpus
         gpus = have.num_gpus if cluster.num_gpus is None else cluster.num_gpus
-        shortage = ClusterSize(((cpus, gpus),)).shortage(
+        shortage = ClusterSize(((cpus, gpus * self.trials_per_gpu),)).shortage(
             config.num_workers, *self.resources(config), cluster.placement
         )
         return None if shortage is None else f"{shortage} (cluster.num_cpus, cluster.num_gpus)"
@@ -141,6 +154,7 @@ class TrainingPlan:
             logs_folder=logs_folder(self.config.tracking, self.folder),
             num_cpus=num_cpus,
             num_gpus=num_gpus,
+            trials_per_gpu=self.trials_per_gpu,
             placement=self.config.cluster.placement.upper(),
             accelerator_type=self.config.cluster.accelerator_type,
             **fields,
@@ -331,9 +345,9 @@ def plan_study(
         composer=composer,
         space=space,
     )
-    if (reason := plan.unsuitable(trial)) is not None:
+    if (reason := plan.for_search().unsuitable(trial)) is not None:
         raise ConfigError(f"this experiment's own configuration cannot run here: {reason}")
-    space, dropped = _suitable_space(plan)
+    space, dropped = _suitable_space(plan.for_search())
     if config.search.expected_trainings is not None and not has_costs(plan.objective):
         raise ConfigError(
             "search.expected_trainings: needs an objective that a training spends, such as"
@@ -385,7 +399,8 @@ def describe_plan(plan: StudyPlan) -> list[str]:
     limits = [] if search.num_trials is None else [f"{search.num_trials} trials"]
     if search.time_budget_seconds is not None:
         limits.append(f"{search.time_budget_seconds:g} s")
-    cpus, gpus = plan.resources(plan.trial)
+    cpus, gpus = plan.for_search().resources(plan.trial)
+    share = f"1/{n}" if (n := plan.for_search().trials_per_gpu) > 1 else gpus
     baseline = plan.baseline and " ".join(plan.baseline.as_overrides())
     width = max(len(name) for name, _, _ in plan.space.items())
     return [
@@ -407,7 +422,7 @@ def describe_plan(plan: StudyPlan) -> list[str]:
         f"budget    {', '.join(limits)}; to confirm, at most {confirm.max_runs} runs of the best"
         f" {confirm.num_candidates} and the baseline",
         *(f"device    {line}" for line in plan.device_lines(plan.trial)),
-        f"resources {cpus} CPU and {gpus} GPU a trial, of {have.num_cpus} CPU and"
+        f"resources {cpus} CPU and {share} GPU a trial, of {have.num_cpus} CPU and"
         f" {have.num_gpus} GPU ({have.device_name})"
         f"{f', on machines with {kind} only' if kind else ''}",
     ]

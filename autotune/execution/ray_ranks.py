@@ -29,9 +29,9 @@ def bundles(task: TrialTask) -> list[dict[str, float]]:
     driver's machine, where there is no other.
     """
     size = 1 if task.launcher is not None else task.num_workers
-    bundle = {"CPU": task.num_cpus / size} | (
-        {"GPU": task.num_gpus / size} if task.num_gpus else {}
-    )
+    bundle = {"CPU": task.num_cpus / size}
+    if task.num_gpus:
+        bundle["GPU"] = task.num_gpus / size / task.trials_per_gpu
     if task.accelerator_type is not None:
         bundle[f"{ACCELERATOR}{task.accelerator_type}"] = _ACCELERATOR_AMOUNT
     return [dict(bundle) for _ in range(size)]

@@ -158,7 +158,8 @@ def _search_and_confirm(live: LiveStudy) -> Confirmation | None:
 def _search(live: LiveStudy, size: ClusterSize) -> None:
     from autotune.execution import search, trial_manager  # noqa: PLC0415  # imports ray
 
-    plan, policy = live.plan, live.policy
+    plan, policy = live.plan.for_search(), live.policy
+    size = size.split(plan.trials_per_gpu)
     tables = StudyTables(
         plan.folder,
         plan.space,
@@ -167,12 +168,14 @@ def _search(live: LiveStudy, size: ClusterSize) -> None:
         plan.score_format.unit,
     )
 
+    def size_now() -> ClusterSize:
+        return live.connection.size_now().split(plan.trials_per_gpu)
+
     def has_room(tasks: Sequence[TrialTask]) -> bool:
         if not tasks:
             return True
         if len(tasks) >= (plan.config.search.max_concurrent_trials or math.inf):
             return False
-        size_now = live.connection.size_now
         return plan.may_grow or size_now().has_room(tasks, *plan.resources(plan.trial))
 
     def unsuitable(config: TrialConfig) -> str | None:
@@ -180,8 +183,7 @@ def _search(live: LiveStudy, size: ClusterSize) -> None:
         return plan.unsuitable(config) or shortage
 
     def tell_of_waiting(task: TrialTask) -> None:
-        size_now = live.connection.size_now()
-        if (shortage := size_now.shortage(*plan.placed(task.config))) is not None:
+        if (shortage := size_now().shortage(*plan.placed(task.config))) is not None:
             live.display.note(f"{task.name} waits for machines: {shortage}")
 
     trials = trial_manager.TrialManager(

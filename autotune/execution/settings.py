@@ -17,6 +17,7 @@ _POSITIVE = (
     "search.max_errors_in_a_row",
     "search.expected_trainings",
     "cluster.cpus_per_worker",
+    "cluster.trials_per_gpu",
     "confirm.num_candidates",
     "confirm.num_seeds",
     "confirm.budget_fraction",

@@ -70,6 +70,8 @@ class TrialTask:
     """Number of CPUs of all workers together."""
     num_gpus: int
     """Number of GPUs of all workers together."""
+    trials_per_gpu: int = 1
+    """Number of trainings that may share each of these GPUs."""
     logs_folder: str | None = None
     """Folder whose folder of the run's name gets what the training's own code logs to MLflow;
     None if it logs where it says."""

@@ -43,7 +43,7 @@ from autotune.outcome import Outcome
 from autotune.remote import paused_while_waiting
 from autotune.session import is_pausable
 from autotune.training.capabilities import visible_devices_environment
-from autotune.training.device import is_out_of_memory
+from autotune.training.device import is_out_of_memory, share_memory
 from autotune.training.parallel.ranks import open_store
 from autotune.training.parallel.rendezvous import (
     Rendezvous,
@@ -246,9 +246,10 @@ class TaskRun:
     def _take_fingerprint(self) -> Mapping[str, Any]:
         if self._fingerprint:
             return {}
-        self._fingerprint = fingerprint(
-            self._task.config, self._task.num_threads, [*descendants(os.getpid())]
-        )
+        self._fingerprint = {
+            **fingerprint(self._task.config, self._task.num_threads, [*descendants(os.getpid())]),
+            **({"trials_per_gpu": n} if (n := self._task.trials_per_gpu) > 1 else {}),
+        }
         return self._fingerprint
 
     def _open_hang_file(self) -> TextIO:
@@ -326,6 +327,8 @@ def _prepare_process(task: TrialTask) -> None:
     sys.path.extend(folder for folder in task.code_folders if folder not in sys.path)
     if task.compiled_folder is not None and Path(task.compiled_folder).is_dir():
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = task.compiled_folder
+    if task.trials_per_gpu > 1:
+        share_memory(task.trials_per_gpu)
 
 
 def _settings(task: TrialTask) -> dict[str, Any]:

@@ -58,6 +58,7 @@ MEASURED = (
     "peak_memory_bytes",
     "num_workers",
     "device_kind",
+    "trials_per_gpu",
     "energy_joules",
     "started_at",
     "stopped_at",
@@ -121,6 +122,7 @@ def measured_cells(result: TrialResult, score: float | None, unit: str) -> list[
         "started_at": result.started_at,
         "stopped_at": result.stopped_at,
         "seed": result.seed,
+        "trials_per_gpu": result.fingerprint.get("trials_per_gpu"),
         "contention": result.contention,
         "error": result.error_line,
     }

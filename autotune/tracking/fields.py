@@ -81,6 +81,7 @@ def result_tags(result: TrialResult) -> dict[str, str]:
         OUTCOME_TAG: result.outcome,
         "autotune.cap_seconds": result.cap_seconds,
         "autotune.contention": result.contention,
+        "autotune.trials_per_gpu": result.fingerprint.get("trials_per_gpu"),
     }
     return {key: str(value) for key, value in tags.items() if value is not None}
 

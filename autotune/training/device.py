@@ -212,6 +212,14 @@ and device, then of CUDA's libraries, of NCCL, of cuDNN (each algorithm lacked i
 of Triton (a kernel needs more shared memory than the card has)."""
 
 
+def share_memory(num_processes: int) -> None:
+    """Let this process allocate its share of a GPU's memory only, so that whether a training fits
+    does not depend on those beside it.
+    """
+    if torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(1 / num_processes)
+
+
 def seed_everything(seed: int) -> None:
     """Seed the global generators of Python, NumPy and torch, on all devices."""
     random.seed(seed)

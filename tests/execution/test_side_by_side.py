@@ -45,10 +45,8 @@ search_space:
   - training.lr: interval(0.01,0.9)
 """
 
-_DRIVER = f"""
+_FAKE = f"""
 import sys
-from autotune.config.command_line import run_command
-from autotune import tune_study
 from autotune.execution import cluster
 from autotune.training.capabilities import Capabilities
 
@@ -57,6 +55,10 @@ fake = Capabilities(
     has_compiler=True, has_torchao=False
 )
 cluster.capabilities_of = lambda config, launcher: fake
+"""
+_DRIVER = f"""{_FAKE}
+from autotune.config.command_line import run_command
+from autotune import tune_study
 sys.exit(run_command(tune_study.tune_command, sys.argv[1:]))
 """
 
@@ -123,3 +125,79 @@ def test_trials_rounds_and_pairs_share_eight_gpus_and_no_gpu_has_two(
     assert most_at_once(first.values()) == len(first) == 7
     assert [(len(pair), len(devices(pair))) for pair in pairs] == [(2, 1)] * 6
     assert most_at_once(note for pair in pairs for note in pair) == 6
+
+
+_FUNCTION = """
+import json, os, time
+from pathlib import Path
+import autotune
+
+def train(lr, devices):
+    began = time.time()
+    time.sleep(3 + lr)
+    if os.environ.get("RANK", "0") == "0":
+        note = {
+            "device": os.environ.get("CUDA_VISIBLE_DEVICES"), "devices": devices, "began": began,
+            "ended": time.time(),
+        }
+        Path("notes", autotune.trial().name + ".json").write_text(json.dumps(note))
+    autotune.report(0.95)
+
+settings = {
+    "target": autotune.target("accuracy", at_least=0.9, max_seconds=100), "search": "random",
+    "baseline": {"lr": 0.9}, "name": "n", "seed": 2, "tracking": "none",
+    "confirm": {"num_candidates": 1, "max_runs": 8},
+}
+"""
+
+
+def noted(tmp_path: Path, runs: str) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in (tmp_path / "notes").glob(f"{runs}-*.json")]
+
+
+@pytest.mark.slow
+def test_trials_of_one_and_of_two_devices_go_side_by_side_and_share_none(
+    commands: Commands, tmp_path: Path
+) -> None:
+    (tmp_path / "notes").mkdir()
+    call = """
+if __name__ == "__main__":
+    space = {"lr": autotune.uniform(0, 1), "devices": [1, 2]}
+    cluster = {"num_cpus": 4}
+    autotune.tune(train, space=space, trials=12, cluster=cluster, **settings)
+"""
+    (tmp_path / "tune.py").write_text(_FUNCTION + call)
+    ran = commands.python("tune.py", folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    notes = noted(tmp_path, "trial")
+    assert len(notes) == 12
+    assert {note["devices"] for note in notes} == {1, 2}
+    of_devices = [note for note in notes for _ in range(note["devices"])]
+    assert most_at_once(of_devices) == 4
+    one, two = ([note for note in notes if note["devices"] == number] for number in (1, 2))
+    assert any(most_at_once([first, other]) == 2 for first in one for other in two)
+
+
+@pytest.mark.slow
+def test_trials_share_a_gpu_where_they_are_to_and_confirmation_runs_do_not(
+    commands: Commands, tmp_path: Path
+) -> None:
+    (tmp_path / "notes").mkdir()
+    call = """
+if __name__ == "__main__":
+    space = {"lr": autotune.uniform(0, 1)}
+    cluster = {"num_cpus": 8, "num_gpus": 2}
+    result = autotune.tune(train, space=space, trials=8, cluster=cluster, devices=0.5, **settings)
+    print(*result.trials_dataframe()["trials_per_gpu"])
+"""
+    (tmp_path / "tune.py").write_text(_FAKE + _FUNCTION + call)
+    ran = commands.python("tune.py", folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.endswith("2 2 2 2 2 2 2 2\n")
+    assert "shared by 2 trials (8)" in ran.stdout
+    for runs, num_sharing in (("trial", 2), ("confirm", 1)):
+        notes = noted(tmp_path, runs)
+        assert devices(notes) == {"0", "1"}
+        for device in devices(notes):
+            of_device = (note for note in notes if note["device"] == device)
+            assert most_at_once(of_device) == num_sharing
