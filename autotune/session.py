@@ -215,8 +215,7 @@ def current() -> Session | None:
         raise ConfigError(
             f"autotune: was called in process {os.getpid()}, which the training in process {trains}"
             " has started; call it in the process that trains. To train with several processes,"
-            " tune(..., devices=N) calls the function once in each: it needs no mp.spawn and no"
-            " notebook_launcher"
+            " tune(..., devices=N) calls the function once in each: it needs no mp.spawn"
         )
     if _active is None and address is not None:
         client = _Client(address, rank_of(os.environ))

@@ -14,6 +14,7 @@ calls ``checkpoint.save`` before a report can be paused there.
 
 import contextlib
 import functools
+import importlib
 import importlib.abc
 import importlib.machinery
 import inspect
@@ -368,8 +369,36 @@ class _UserFunction:
             seed=self._config.seed,
             num_processes=self._config.num_processes,
         )
-        with _imports_are_build(self._clock), in_session(session):
+        with _imports_are_build(self._clock), in_session(session), _launched_already(session):
             yield
+
+
+@contextlib.contextmanager
+def _launched_already(session: Session) -> Iterator[None]:
+    """Context in which a launcher on torch's, such as accelerate's ``notebook_launcher``, calls its
+    function in this process, which is a rank already.
+    """
+    if session.num_processes == 1:
+        yield
+        return
+    api: Any = importlib.import_module("torch.distributed.launcher.api")
+    of_rank = {name: os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")}
+
+    def elastic_launch(config: Any, entrypoint: Callable[..., Any]) -> Callable[..., Any]:
+        size = config.max_nodes * config.nproc_per_node
+        session.check_size(size, f"a launcher of {size} processes")
+
+        def launch(*arguments: Any) -> dict[int, Any]:
+            os.environ.update(of_rank)  # the launcher has set its own
+            return {int(os.environ["RANK"]): entrypoint(*arguments)}
+
+        return launch
+
+    torchs, api.elastic_launch = api.elastic_launch, elastic_launch
+    try:
+        yield
+    finally:
+        api.elastic_launch = torchs
 
 
 @contextlib.contextmanager
