@@ -152,7 +152,7 @@ def last_exception(lines: Sequence[str]) -> int | None:
         elif in_traceback and line.strip() and not line[0].isspace():
             in_traceback = False
             found += [index] if _EXCEPTION.match(line) else []
-        elif _TOLD_ALONE.match(line):  # that of a script which is not even read has no traceback
+        elif _TOLD_ALONE.match(line):  # what ends a script before it is run has no traceback
             found.append(index)
     causes = [index for index in found if not _OF_LAUNCHER.match(_OF_RANK.sub("", lines[index]))]
     causes = [index for index in causes if not is_lost_connection(lines[index])] or causes
@@ -167,7 +167,10 @@ def is_lost_connection(error: str) -> bool:
 _OF_RANK = re.compile(r"^(?:\[[\w:]+\]: ?)+")
 """What torch and its launchers write before each line of a rank's output."""
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:: |:?$)")
-_TOLD_ALONE = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception): \S")
+_TOLD_ALONE = re.compile(
+    r"(?:(?:\w+\.)*[A-Z]\w*(?:Error|Exception)|\S+: error|\S*python[\d.]*): \S"
+)
+"""An exception, and how argparse and Python itself tell a mistake in the command."""
 _OF_LAUNCHER = re.compile(
     r"(?:\w+\.)*(?:ChildFailedError|CalledProcessError|ProcessExitedException)\b"
 )

@@ -237,7 +237,7 @@ def run(
                         checkpoint.load()
                     case {"imported": seconds}:
                         clock.count(train=-seconds, build=0.0 if earlier else seconds)
-            script.check_exit_code()
+            script.check_exit_code(is_resumed=checkpoint.files is not None)
         finally:
             script.end()
 
@@ -339,6 +339,7 @@ class _Script:
             SEED: str(config.seed),
             "PYTHONUNBUFFERED": "1",
             "PYTHONPROFILEIMPORTTIME": "1",
+            "HYDRA_FULL_ERROR": "1",  # which names the mistake in a line of its own
             NUM_DEVICES: str(config.num_workers),
             "PET_STANDALONE": "1",  # torchrun: trials side by side must not share its usual port
             **({} if files is None else {STATE: str(files)}),
@@ -566,10 +567,8 @@ class _Script:
         if is_last:
             self._waiting.pop(process, None)
 
-    def check_exit_code(self) -> None:
-        """Raise an error if the script, which has ended, has failed, or has printed another
-        metric in place of the target's.
-        """
+    def check_exit_code(self, *, is_resumed: bool) -> None:
+        """Raise an error if the script, which has ended, has failed, or has not reported."""
         exit_code = self._process.wait()
         if exit_code != 0:
             lines = "".join(self._output).splitlines()
@@ -585,11 +584,15 @@ class _Script:
                 reason = f"to one of the command's processes another one is gone: {reason}"
             first = f"{reason} ({shlex.join(self._parts)} ended with exit code {exit_code})"
             raise RuntimeError("\n".join([first, *lines[-20:]]))
-        if self._other_names and not self._reporter:
+        if not self._reporter and not is_resumed:
             names = [*self._other_names][:20]
+            found = (
+                f"printed lines of JSON with {', '.join(names)}" if names else "reported nothing"
+            )
             raise ConfigError(
-                f"training: the command printed lines of JSON with {', '.join(names)}; print one"
-                f" with {self._metric}{meant_by(names, self._metric)}"
+                f"training: the command {found}; print a line of JSON with {self._metric}"
+                f"{meant_by(names, self._metric)}, or call autotune.report, or give the Trainer"
+                " autotune's ReportCallback"
             )
 
     def end(self) -> None:

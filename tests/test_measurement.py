@@ -172,6 +172,18 @@ def test_target_is_reached_at_or_past_its_value_and_never_by_what_is_not_finite(
             ),
             "[rank1]: ValueError: empty",
         ),
+        *(
+            (
+                "Traceback (most recent call last):\n  a\nRuntimeError: it ended\n"
+                f"{told}\nTraceback (most recent call last):\n  b\n"
+                "errors.ChildFailedError: \n====\nFAILED",
+                told,
+            )
+            for told in (
+                "/bin/python3.11: can't open file 'trian.py': [Errno 2]",
+                "t.py: error: unrecognized arguments: --lrr 1",
+            )
+        ),
     ],
 )
 def test_the_line_of_an_error_is_its_last_exception(error: str, line: str) -> None:

@@ -333,8 +333,8 @@ def test_lines_of_json_without_the_metric_are_told(own: MakeConfig) -> None:
     with pytest.raises(
         ConfigError,
         match=(
-            r"lines of JSON with scores, epoch; print one with score \(did you mean it by"
-            r" scores\?\)"
+            r"lines of JSON with scores, epoch; print a line of JSON with score \(did you mean it"
+            r" by scores\?\)"
         ),
     ):
         list(start_training(own(script)))
@@ -414,6 +414,24 @@ def test_a_script_that_was_killed_is_told_as_such_unless_an_error_was_the_cause(
 ) -> None:
     with pytest.raises(RuntimeError, match=told):
         list(start_training(own(KILLED.format(said=said), command=command)))
+
+
+HYDRA_APP = """
+import hydra
+@hydra.main(version_base=None, config_path=".")
+def main(config): ...
+main()
+"""
+
+
+def test_a_mistake_in_a_hydra_apps_overrides_is_told_in_its_first_line(own: MakeConfig) -> None:
+    with pytest.raises(RuntimeError, match=r"^[\w.]+Exception: Could not override 'rate'"):
+        list(start_training(own(HYDRA_APP, command="python {file} rate={by}")))
+
+
+def test_a_command_without_a_report_is_told_how_to_report(own: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match="reported nothing; print a line of JSON with score"):
+        list(start_training(own("print('done')")))
 
 
 LEAVING = """
