@@ -341,7 +341,9 @@ class _Script:
             "PYTHONPROFILEIMPORTTIME": "1",
             "HYDRA_FULL_ERROR": "1",  # which names the mistake in a line of its own
             NUM_DEVICES: str(config.num_workers),
-            "PET_STANDALONE": "1",  # torchrun: trials side by side must not share its usual port
+            # trials side by side must not share the usual port, of torchrun or under mpirun
+            "PET_STANDALONE": "1",
+            "MASTER_PORT": str(_free_port()),
             **({} if files is None else {STATE: str(files)}),
         }
         self._stdout = _Stdout(tells_writers=self._num_devices > 1)
@@ -707,6 +709,11 @@ def _catches_sigterm(process: psutil.Process) -> bool:
             if line.startswith("SigCgt:"):
                 return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
     return False
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def _each(processes: Sequence[psutil.Process], action: Callable[[psutil.Process], None]) -> None:

@@ -370,6 +370,15 @@ def test_more_processes_than_devices_are_refused_at_their_first_word(
         list(start_training(own(f"{RANKS}    {by}\n    time.sleep(60)\n", command="python {file}")))
 
 
+def test_trials_side_by_side_have_ports_of_their_own(
+    own: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    script = """import os\nprint(f'{{"score": {os.environ["MASTER_PORT"]}}}')"""
+    trainings = [start_training(own(script)) for _ in range(2)]
+    assert len({29500, *(next(training).metric for training in trainings)}) == 3
+
+
 FAILED_UNDER_A_LAUNCHER = """
 import sys
 print('''[rank0]: Traceback (most recent call last):
