@@ -16,7 +16,7 @@ say what they mean:
   nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
@@ -81,6 +81,13 @@ class Contention:
                 f" used {self.others_cpu_seconds / max(self.seconds, 1e-9):.1f} CPUs"
             )
         return self.device
+
+    @classmethod
+    def of_ranks(cls, ranks: Iterable[Self]) -> Self:
+        """The contention of a training of several processes: that of the one that was disturbed
+        most, for which all others waited.
+        """
+        return max(ranks, key=lambda each: (each.reason is not None, each.stopped_seconds))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from autotune.contention import Contention
 from autotune.errors import (
     AutotuneError,
     ConfigError,
@@ -46,11 +47,11 @@ from autotune.training.capabilities import visible_devices_environment
 from autotune.training.device import is_out_of_memory, share_memory
 from autotune.training.parallel.ranks import open_store
 from autotune.training.parallel.rendezvous import (
+    ContentionNotes,
     Rendezvous,
-    StopNotes,
     follow,
     joined_at,
-    stopped_seconds,
+    noted_contention,
     torchrun_environment,
 )
 from autotune.training.parallel.reports import LeadingRank
@@ -113,11 +114,8 @@ class TaskRun:
                 report = self._report_of_error(error)
         contention = self._watchdog.contention(is_last=report.outcome is not None)
         if contention is not None and self._store is not None:
-            # all others waited for one that was stopped
-            stopped = stopped_seconds(self._store, self._task.num_workers)
-            contention = replace(
-                contention, stopped_seconds=max(contention.stopped_seconds, stopped)
-            )
+            others = noted_contention(self._store, self._task.num_workers)
+            contention = Contention.of_ranks([contention, *others])
         evaluation = report.evaluation and replace(report.evaluation, contention=contention)
         return replace(report, evaluation=evaluation, contention=contention)
 
@@ -298,7 +296,7 @@ def follow_task(
     watchdog = Watchdog(
         deadline_seconds=math.inf,  # the first rank's watchdog ends what hangs
         driver=task.driver,
-        on_stopped=StopNotes(rendezvous).note_stopped_seconds,
+        on_contention=ContentionNotes(rendezvous).note,
     )
     try:
         with watchdog.on(), paused_while_waiting(watchdog.off):

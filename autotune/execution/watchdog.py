@@ -40,6 +40,8 @@ _LOOK_EVERY_SECONDS = 0.5
 _CATCH_UP_SECONDS = 10.0
 """Longest wait for the watchdog thread after its process was stopped."""
 _SAMPLE_EVERY_SECONDS = 0.5
+_TELL_EVERY_SECONDS = 2.0
+"""Seconds between two calls of ``on_contention``."""
 _BACKSTOP_SECONDS = 20.0
 """Least seconds past the deadline after which ``faulthandler`` ends a hung process in which the
 watchdog thread cannot run."""
@@ -55,8 +57,8 @@ class Watchdog:
             to the study.
         hang_file: opens the file that the stack traces of a hung process are written to; needed
             with a finite deadline.
-        on_stopped: called with the seconds that the training has been stopped in all, when these
-            have grown.
+        on_contention: called, in the watchdog's thread, with what else used the machine so far, now
+            and then and when the training was stopped.
     """
 
     def __init__(
@@ -65,12 +67,14 @@ class Watchdog:
         deadline_seconds: float,
         driver: tuple[str, int],
         hang_file: Callable[[], TextIO] | None = None,
-        on_stopped: Callable[[float], None] = lambda seconds: None,
+        on_contention: Callable[[Contention], None] | None = None,
     ) -> None:
         self._deadline = time.monotonic() + deadline_seconds
         self._driver = driver
         self._hang_file = hang_file
-        self._on_stopped = on_stopped
+        self._on_contention = on_contention
+        self._tell_at = 0.0
+        """When ``on_contention`` is called next."""
         self._changed = threading.Condition()
         self._is_on = False
         self._is_closed = False
@@ -138,14 +142,14 @@ class Watchdog:
         seen_seconds, seen_stopped = (
             (latest.seconds, latest.stopped_seconds) if latest else (0.0, 0.0)
         )
+        seconds = self._on_seconds + (time.monotonic() - self._on_since if self._is_on else 0.0)
         if (
             not is_last
-            and self._on_seconds - seen_seconds < _SAMPLE_EVERY_SECONDS
+            and seconds - seen_seconds < _SAMPLE_EVERY_SECONDS
             and self._stopped_seconds <= seen_stopped
         ):
             return latest
-        now = _sample(self._driver)
-        first, seconds = self._first, self._on_seconds
+        first, now = self._first, _sample(self._driver)
         # share of the time since the first sample that was trained in
         fraction = min(1.0, seconds / max(now.at - first.at, 1e-9))
         # of processes still alive
@@ -203,6 +207,11 @@ class Watchdog:
                     self._look_at_descendants()
                 if self._is_on and now >= self._deadline:
                     self._end_process()
+                if self._is_on and self._on_contention is not None and now >= self._tell_at:
+                    self._tell_at = now + _TELL_EVERY_SECONDS
+                    measured = self.contention(is_last=True)
+                    assert measured is not None, "it was measured"
+                    self._on_contention(measured)
                 before = after
                 self._changed.notify_all()
                 self._changed.wait(
@@ -233,7 +242,7 @@ class Watchdog:
         self._stopped_seconds += seconds
         self._deadline += seconds
         self._looked_at, self._stopped_before = time.monotonic(), set()
-        self._on_stopped(self._stopped_seconds)
+        self._tell_at = 0.0
         if self._is_on:
             self._arm()
 

@@ -266,9 +266,10 @@ def _nvml_gpus(started: Collection[int]) -> tuple[list[NvmlGpu], str | None]:
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # missing in torch's stubs
         return (gpus_used_by(started) if started else []), None
+    index = torch.cuda.current_device()  # of this thread
+    if torch.cuda.device_count() > 1:  # of a rank that sees those of all
+        index = int(os.environ.get("LOCAL_RANK", index))
     try:
-        return [
-            gpu_of(str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))
-        ], None
+        return [gpu_of(str(torch.cuda.get_device_properties(index).uuid))], None
     except (UntoldError, AttributeError) as error:
         return [], f"what else uses the GPU cannot be told: {error}"

@@ -36,6 +36,14 @@ def computes(seconds):
     while time.process_time() < until:
         pass
     yield {"metric": 1.0}
+
+def computes_in_the_second_rank(seconds):
+    if os.environ["RANK"] == "1":
+        next(computes(seconds))
+        pathlib.Path("computed").touch()
+    while not pathlib.Path("computed").exists():
+        time.sleep(0.1)
+    yield {"metric": 1.0}
 """
 
 
@@ -45,8 +53,10 @@ def make_task(trial_config: Callable[..., TrialConfig], tmp_path: Path) -> Calla
 
     def make(seconds: float, how: str = "computes", **fields: Any) -> TrialTask:
         training = {"_target_": f"trainings.{how}", "seconds": seconds}
-        config = replace(trial_config("allowed_targets=[trainings]"), training=training)
-        task = make_trial_task(config, tmp_path, deadline_seconds=300.0)
+        num_workers = 2 if how == "computes_in_the_second_rank" else 1
+        settings = ["allowed_targets=[trainings]", f"parallelism.num_workers={num_workers}"]
+        config = replace(trial_config(*settings), training=training)
+        task = make_trial_task(config, tmp_path, deadline_seconds=300.0, num_cpus=num_workers)
         return replace(task, **fields)
 
     return make
@@ -117,9 +127,14 @@ os.kill(process, signal.SIGCONT)
 """
 
 
-def test_hogs_beside_a_single_run_are_seen(group: ProcessGroup, make_task: Any) -> None:
+@pytest.mark.parametrize(
+    ("how", "seconds"), [("computes", 1.5), ("computes_in_the_second_rank", 4.0)]
+)
+def test_hogs_beside_a_single_run_are_seen(
+    group: ProcessGroup, make_task: Any, how: str, seconds: float
+) -> None:
     # else they would be the study's own: this process has started both
-    task = make_task(1.5, driver=("elsewhere", 1))
+    task = make_task(seconds, how, driver=("elsewhere", 1))
     with hogs(2 * (os.cpu_count() or 1)):
         last = last_of(group, task)
     assert last.contention is not None

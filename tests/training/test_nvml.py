@@ -39,6 +39,17 @@ def test_only_processes_outside_the_study_disturb_a_gpu(
     assert device_fault([OWN, CHILD], [CHILD]) == fault
 
 
+@pytest.mark.usefixtures("has_context")
+def test_a_rank_that_sees_the_gpus_of_all_looks_at_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="ab"[device])
+    )
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    Driver(monkeypatch, Gpu("a", {OWN: 90}), Gpu("b", {OWN: 90, OTHER: 90}))
+    assert device_fault([OWN], []) == "1 other process computed on its GPU"
+
+
 def test_a_command_computes_in_a_process_of_its_own_and_no_context_is_made_to_see_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

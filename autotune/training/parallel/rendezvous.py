@@ -1,12 +1,13 @@
 """The rendezvous of a training's ranks, and the training of every rank but the first."""
 
 import contextlib
+import json
 import os
 import socket
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import psutil
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in torch's stubs
 
 from autotune.config.schema import TrialConfig
+from autotune.contention import Contention
 from autotune.errors import AutotuneError, ConfigError, DivergedError, is_lost_connection
 from autotune.outcome import Outcome
 from autotune.training.device import is_out_of_memory, pick_device
@@ -142,29 +144,31 @@ def torchrun_environment(
     )
 
 
-class StopNotes:
-    """Where ranks note that they were stopped, which the first rank cannot see: it only waits
-    for them. Notes are in the ranks' store.
+class ContentionNotes:
+    """Where ranks note what disturbed them, which the first rank cannot see: it only waits for
+    them. Notes are in the ranks' store.
     """
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self._rendezvous = rendezvous
+        self._store: TCPStore | None = None
 
-    def note_stopped_seconds(self, seconds: float) -> None:
-        """Note how long this rank has been stopped in all; may be called in any thread."""
+    def note(self, contention: Contention) -> None:
+        """Note what disturbed this rank so far; may be called in any one thread."""
         with contextlib.suppress(RuntimeError):  # the first rank is gone
-            _store_of(self._rendezvous).set(f"{_STOPPED}{self._rendezvous.rank}", str(seconds))
+            self._store = self._store or _store_of(self._rendezvous)
+            self._store.set(f"{_NOTED}{self._rendezvous.rank}", json.dumps(asdict(contention)))
 
 
-def stopped_seconds(store: TCPStore, size: int) -> float:
-    """Longest time that one of the other ranks of a training has been stopped, as they have
-    noted it in the first rank's store.
+def noted_contention(store: TCPStore, size: int) -> list[Contention]:
+    """What disturbed the other ranks of a training, as they have noted it in the first one's
+    store.
     """
-    noted = [f"{_STOPPED}{rank}" for rank in range(1, size)]
-    return max((float(store.get(key)) for key in noted if store.check([key])), default=0.0)
+    noted = [f"{_NOTED}{rank}" for rank in range(1, size)]
+    return [Contention.from_dict(json.loads(store.get(key))) for key in noted if store.check([key])]
 
 
-_STOPPED = "autotune/stopped_seconds/"
+_NOTED = "autotune/contention/"
 
 
 def follow(
