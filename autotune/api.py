@@ -452,7 +452,7 @@ def _baseline(
         if key in space and parameter.default is not parameter.empty:
             given.setdefault(key, parameter.default)
     for key in (*space, *given):
-        if key not in accepted and not is_open:
+        if not is_open and key not in accepted:
             raise ConfigError(
                 f"{where}: {key}: no such argument{did_you_mean(key, accepted)}; it takes"
                 f" {', '.join(accepted)}"

@@ -253,11 +253,12 @@ def test_a_speed_up_that_is_not_shown_is_none(
     assert (result.speed_up, result.speed_up_interval) == expected
 
 
+@pytest.mark.parametrize("values", ["{lr} {model.width}", "{config_file}"])
 def test_devices_and_keys_beneath_others_are_searched_where_the_configuration_has_them(
-    tmp_path: Path,
+    tmp_path: Path, values: str
 ) -> None:
     space = {"lr": [0.1, 1.0], "model.width": [8, 16], "devices": [1, 2]}
-    command = autotune.command("torchrun --nproc_per_node={devices} t.py {lr} {model.width}")
+    command = autotune.command(f"torchrun --nproc_per_node={{devices}} t.py {values}")
     baseline = {"lr": 0.1, "model.width": 8, "devices": 2}
     target = autotune.target("accuracy", at_least=0.9, max_seconds=60)
     arguments = api._write_function(tmp_path, command, "m", space, target, baseline)
