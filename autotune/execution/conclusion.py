@@ -181,7 +181,9 @@ class _Conclusion:
         text, trial = exported_experiment(plan.composer, self.best.suggestion, seed, comments)
         replace_file(folder / "best.yaml", text)
         keep_best_weights(folder, self.best.trial)
-        return write_program(folder, trial, text, num_threads=plan.num_threads(trial))
+        return write_program(
+            folder, trial, text, num_threads=plan.num_threads(trial), searched=plan.space.keys
+        )
 
     def summary(self) -> dict[str, Any]:
         """Content of ``summary.json`` and ``best.json``: the study's result as plain data, for

@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +93,18 @@ def compose_exported(
 
 
 def write_program(
-    folder: Path, config: TrialConfig, best_yaml: str, *, num_threads: int
+    folder: Path,
+    config: TrialConfig,
+    best_yaml: str,
+    *,
+    num_threads: int,
+    searched: Collection[str] = (),
 ) -> str | None:
     """Write the winner into a study's folder as a program that needs no autotune, with the comments
     of ``best.yaml`` on where it comes from, or as the arguments of the user's own function.
+
+    Args:
+        searched: the keys of the search space.
 
     Returns:
         Why there is no program; None where one was written, or where the function is the user's
@@ -108,7 +116,9 @@ def write_program(
         arguments = {key: config.training[key] for key in config.training if key[0] != "_"}
         function = str(config.training["_target_"]).rpartition(".")[2]
         command = arguments.pop("command") if config.training["_target_"] == COMMAND else None
-        if config.num_workers > 1:
+        if command is not None:
+            command = command.replace("{devices}", str(config.num_workers))
+        if config.num_workers > 1 or "parallelism.num_workers" in searched:
             arguments["devices"] = config.num_workers
         text = arguments_yaml(function, arguments, study=folder.name, command=command)
         replace_file(folder / ARGUMENTS, text)

@@ -2,12 +2,14 @@
 weights of which run.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hydra.core.config_store import ConfigStore
 
 from autotune.config.compose import Composer
+from autotune.config.schema import COMMAND
 from autotune.errors import ConfigError
 from autotune.execution.exported import (
     WEIGHTS,
@@ -68,6 +70,20 @@ def test_a_winner_of_a_function_leaves_its_arguments_and_its_call(tmp_path: Path
         (tmp_path / "best_arguments.yaml").read_text()
         == f"# Best of study {tmp_path.name}: train(lr=0.03, widths=[8, 16], name='plain')\n"
         "lr: 0.03\nwidths:\n- 8\n- 16\nname: plain\n"
+    )
+
+
+def test_a_winner_says_its_devices_where_they_were_searched(tmp_path: Path) -> None:
+    command = "torchrun --nproc_per_node={devices} t.py {lr}"
+    config = replace(
+        Composer(["experiment=cnn"]).compose().trial,
+        training={"_target_": COMMAND, "command": command, "lr": 0.03},
+    )
+    write_program(tmp_path, config, "", num_threads=1, searched={"parallelism.num_workers"})
+    assert (
+        (tmp_path / "best_arguments.yaml").read_text()
+        == f"# Best of study {tmp_path.name}: torchrun --nproc_per_node=1 t.py 0.03\n"
+        "lr: 0.03\ndevices: 1\n"
     )
 
 
