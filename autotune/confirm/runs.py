@@ -137,7 +137,8 @@ class RunsInTurns:
                     if self.interrupt.is_set():
                         return
             except BaseException:
-                self.interrupt.set()
+                if not self.connection.is_lost:  # else run() sets it, once it knows of a signal
+                    self.interrupt.set()
                 raise
             finally:
                 wait(at_work)

@@ -5,12 +5,16 @@ gone or never came.
 import os
 import stat
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
 
 from autotune.config.compose import Composer
+from autotune.confirm.runs import Lanes, Run, RunsInTurns
 from autotune.errors import ClusterError
 from autotune.execution.cluster import ClusterSize, RaySession, check_answers
 
@@ -75,3 +79,24 @@ def test_work_that_only_the_end_of_ray_interrupted_is_not_taken_for_the_users_in
     else:
         with pytest.raises(ClusterError, match="Ray is gone: its raylet has ended"):
             connection.run(interrupt.wait, interrupt)
+
+
+def test_runs_that_end_as_ray_is_gone_are_not_taken_for_interrupted(tmp_path: Path) -> None:
+    connection, interrupt = _connection(), threading.Event()
+    connection._lost.set_result("its raylet has ended")
+    plan: Any = SimpleNamespace(
+        folder=tmp_path, config=SimpleNamespace(search=SimpleNamespace(max_retakes=0))
+    )
+    tracker: Any = SimpleNamespace(may_write=threading.Event())
+    display: Any = None
+    runs = RunsInTurns(
+        plan=plan, connection=connection, tracker=tracker, display=display, interrupt=interrupt
+    )
+
+    def batches() -> Iterator[list[list[Run]]]:
+        connection.check()
+        yield []
+
+    with pytest.raises(ClusterError, match="Ray is gone"):
+        runs.make(batches(), lanes=Lanes(), on_end=lambda run, result: None)
+    assert not interrupt.is_set(), "a signal alone sets it: the study would end with 130"
