@@ -265,8 +265,10 @@ class RaySession:
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join(_SHUTDOWN_SECONDS)
-            if thread.is_alive():
-                atexit.unregister(sys.modules["ray"].shutdown)  # it would wait for the thread
+            if thread.is_alive():  # what Ray does at exit would wait for the thread, or for a Ray
+                atexit.unregister(sys.modules["ray"].shutdown)
+                if (registry := sys.modules.get("ray.tune.registry")) is not None:
+                    atexit.unregister(registry._unregister_all)  # noqa: SLF001  # no public name
             set_handler(signal.getsignal(signal.SIGTERM))
 
     def _hold(self) -> None:

@@ -2,6 +2,7 @@
 gone or never came.
 """
 
+import atexit
 import os
 import stat
 import threading
@@ -12,10 +13,12 @@ from typing import Any
 
 import pytest
 import ray
+from ray.tune import registry
 
 from autotune.config.compose import Composer
 from autotune.confirm.runs import Lanes, Run, RunsInTurns
 from autotune.errors import ClusterError
+from autotune.execution import cluster
 from autotune.execution.cluster import ClusterSize, RaySession, check_answers
 
 
@@ -100,3 +103,16 @@ def test_runs_that_end_as_ray_is_gone_are_not_taken_for_interrupted(tmp_path: Pa
     with pytest.raises(ClusterError, match="Ray is gone"):
         runs.make(batches(), lanes=Lanes(), on_end=lambda run, result: None)
     assert not interrupt.is_set(), "a signal alone sets it: the study would end with 130"
+
+
+def test_the_program_does_not_wait_at_its_end_for_a_ray_that_is_still_starting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connection, started, unregistered = _connection(), threading.Event(), []
+    monkeypatch.setattr(cluster, "_SHUTDOWN_SECONDS", 0.1)
+    monkeypatch.setattr(atexit, "unregister", unregistered.append)
+    connection._thread = threading.Thread(target=started.wait, daemon=True)
+    connection._thread.start()
+    connection.close()
+    started.set()
+    assert unregistered == [ray.shutdown, registry._unregister_all]
