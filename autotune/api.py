@@ -312,8 +312,10 @@ def tune(
     try:
         refuse_within_training()
         study_folder = user_path(folder) / name
-        arguments = _arguments(study_folder, experiment, training, space, target, baseline)
-        arguments += _devices(devices)
+        arguments = _devices(devices)
+        if training is not None and devices is not None and devices >= 1:
+            baseline, arguments = {"devices": devices, **(baseline or {})}, []
+        arguments += _arguments(study_folder, experiment, training, space, target, baseline)
         if trials is None and time_budget_seconds is not None:
             arguments.append("search.num_trials=null")
         for key, value in [("study", study), ("search", limits), *groups.items()]:
@@ -416,8 +418,11 @@ def _write_function(
                 for key, domain in space.items()
             }
         ],
-        **({} if num_devices is None else {"parallelism": {"num_workers": num_devices}}),
     }
+    if num_devices is not None or "devices" in space:
+        experiment["parallelism"] = {"num_workers": num_devices or 1}
+        if command is None:  # found as by torchrun, by one process alone, too
+            experiment["defaults"] = [{"override /parallelism": "ddp"}]
     # of an entry that is empty, the working folder
     folders = [str(Path(entry).absolute()) for entry in sys.path if Path(entry).exists()]
     settings = yaml_text(as_configured(experiment))

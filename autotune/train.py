@@ -67,7 +67,7 @@ def train_command(arguments: Sequence[str]) -> int:
     print(f"device: {capabilities.describe_device(config, machine)}", flush=True)
     training = (
         run.start_training(config, **settings)
-        if config.num_workers == 1
+        if config.num_workers == 1 and not config.has_rendezvous
         else _train_in_ranks(
             config,
             settings["num_threads"],

@@ -265,6 +265,16 @@ class TrialConfig:
         is_command = self.training is not None and self.training["_target_"] == COMMAND
         return 1 if is_command else self.num_workers
 
+    @property
+    def has_rendezvous(self) -> bool:
+        """Whether the processes of a function find each other as torchrun's do: one alone, too, if
+        a strategy for several was chosen.
+        """
+        is_function = self.training is not None and self.training["_target_"] != COMMAND
+        return is_function and (
+            self.num_workers > 1 or not str(self.parallelism.get("_target_")).endswith(".Single")
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """The training's configuration as plain nested data, for YAML."""
         return asdict(self)

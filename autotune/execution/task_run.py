@@ -74,8 +74,8 @@ class TaskRun:
         self._task, self._place = task, place or RankPlace()
         self._host = host
         self._store: Any = None
-        """Where the ranks meet, open as long as this object; None if there is one rank."""
-        if task.num_workers > 1:
+        """Where the ranks meet, open as long as this object; None if there is one rank, alone."""
+        if task.num_workers > 1 or task.config.has_rendezvous:
             self._store = open_store(host)
         self._leader: LeadingRank | None = None
         """Speaks to the other ranks of a user's function."""
@@ -269,7 +269,7 @@ def enter_rank(task: TrialTask, rendezvous: Rendezvous, place: RankPlace) -> Non
     """Let a user's function, and libraries that it calls, find the other ranks."""
     if place.devices:
         os.environ.update(visible_devices_environment(place.devices))
-    if task.num_workers > 1:
+    if task.config.has_rendezvous:
         os.environ.update(
             torchrun_environment(
                 rendezvous,

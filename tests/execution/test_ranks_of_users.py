@@ -121,6 +121,16 @@ def test_it_reports_once_an_epoch_and_a_pause_changes_nothing(
     assert curve([*filter(None, first), *rest]) == curve(whole), rest[-1].error
 
 
+@pytest.mark.parametrize("program", ["ddp", pytest.param("fsdp2", marks=SLOW)])
+def test_one_process_alone_finds_itself_where_several_devices_may_be_tuned(
+    group: ProcessGroup, make_task: Callable[..., TrialTask], program: str, tmp_path: Path
+) -> None:
+    task = replace(make_task(program), state_folder=str(tmp_path / "paused"))
+    alone = {**task.config.parallelism, "num_workers": 1, "_target_": "a strategy of several"}
+    task = replace(task, config=replace(task.config, parallelism=alone))
+    assert [epoch for _, epoch, _ in curve(trained(group, task))] == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_it_ends_at_its_cap(
     group: ProcessGroup, make_task: Callable[..., TrialTask], program: str

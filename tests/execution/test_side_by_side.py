@@ -138,7 +138,7 @@ def train(lr, devices):
     if os.environ.get("RANK", "0") == "0":
         note = {
             "device": os.environ.get("CUDA_VISIBLE_DEVICES"), "devices": devices, "began": began,
-            "ended": time.time(),
+            "ended": time.time(), "size": os.environ.get("WORLD_SIZE"),
         }
         Path("notes", autotune.trial().name + ".json").write_text(json.dumps(note))
     autotune.report(0.95)
@@ -171,7 +171,7 @@ if __name__ == "__main__":
     assert ran.returncode == 0, ran.stderr
     notes = noted(tmp_path, "trial")
     assert len(notes) == 12
-    assert {note["devices"] for note in notes} == {1, 2}
+    assert {(note["devices"], note["size"]) for note in notes} == {(1, "1"), (2, "2")}
     of_devices = [note for note in notes for _ in range(note["devices"])]
     assert most_at_once(of_devices) == 4
     one, two = ([note for note in notes if note["devices"] == number] for number in (1, 2))
