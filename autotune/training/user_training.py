@@ -6,7 +6,8 @@ Contract of ``training:`` in the configuration: ``_target_`` names a function th
 generator function that yields mappings. Each report passes ``metric`` and optionally ``loss``,
 ``step``, ``epoch``, ``samples``, and further metrics by name, which are tracked. The function's
 other arguments are the node's other values and, if its signature names them, ``config`` (the
-TrialConfig), ``seed``, ``device``, ``clock`` and ``checkpoint``. All time counts as training,
+TrialConfig), ``seed``, ``device``, ``clock``, ``checkpoint``, ``devices`` (their number) and
+``process_group`` (of torch.distributed, which is then initialised). All time counts as training,
 except imports and code within ``with clock.building():`` and ``with clock.evaluating():``. Each
 training has a process of its own for each rank, which calls the function once. A function that
 calls ``checkpoint.save`` before a report can be paused there.
@@ -30,6 +31,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 import torch
+from torch import distributed
 
 from autotune.config.build import accepted_arguments, build_partial
 from autotune.config.schema import TrialConfig
@@ -48,6 +50,8 @@ from autotune.training.energy import energy_meter
 from autotune.training.loop import measured_times, saved_progress
 from autotune.training.parallel.reports import FollowingRank, LeadingRank, TrainingEnded
 
+_OFFERED = ("config", "seed", "device", "devices", "clock", "checkpoint", "process_group")
+"""Names of the arguments that a function gets if its signature names them, besides ``report``."""
 _LIBRARY_FOLDERS = tuple(
     sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")
 )
@@ -286,7 +290,7 @@ def check_function(config: TrialConfig) -> None:
         return
     offered = accepted_arguments(
         function,
-        dict.fromkeys(("report", "config", "seed", "device", "devices", "clock", "checkpoint")),
+        dict.fromkeys(("report", *_OFFERED)),
     )
     try:
         signature.bind(**function.keywords, **offered)
@@ -327,6 +331,7 @@ class _UserFunction:
             "clock": self._user_clock,
             "checkpoint": checkpoint,
             "devices": config.num_workers,
+            "process_group": None,
         }
         self._arguments = accepted_arguments(self._function, offered)
         self._device = device
@@ -344,8 +349,8 @@ class _UserFunction:
         if self._device.index is not None:  # of this thread
             torch.cuda.set_device(self._device)
         offered = accepted_arguments(self._function, {"report": report})
-        with self._active(report):
-            self._function(**self._arguments, **offered)
+        with self._active(report), self._joined() as arguments:
+            self._function(**arguments, **offered)
 
     def evaluations(self) -> Generator[Mapping[str, Any], None, None]:
         """Yield what a generator function yields."""
@@ -356,8 +361,24 @@ class _UserFunction:
                 " too"
             )
 
-        with self._active(refused):
-            yield from self._function(**self._arguments)
+        with self._active(refused), self._joined() as arguments:
+            yield from self._function(**arguments)
+
+    @contextlib.contextmanager
+    def _joined(self) -> Iterator[dict[str, Any]]:
+        """Context in which the ranks have joined a process group, if the function asks for it;
+        yields the arguments that it gets.
+        """
+        if "process_group" not in self._arguments:
+            yield self._arguments
+            return
+        alone: dict[str, Any] = {"store": torch._C._distributed_c10d.HashStore()}  # noqa: SLF001
+        alone |= {"rank": 0, "world_size": 1}
+        distributed.init_process_group(**{} if "RANK" in os.environ else alone)
+        try:
+            yield self._arguments | {"process_group": distributed.group.WORLD}
+        finally:
+            distributed.destroy_process_group()
 
     @contextlib.contextmanager
     def _active(self, report: Callable[..., None]) -> Iterator[None]:

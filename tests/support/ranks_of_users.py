@@ -88,10 +88,9 @@ def ddp(seed: int, epochs: int = 6, fault: str | None = None) -> None:
     _loop(torch.nn.parallel.DistributedDataParallel(new_model()), seed, epochs, fault)
 
 
-def fsdp2(seed: int, epochs: int = 6, fault: str | None = None) -> None:
+def fsdp2(seed: int, process_group: Any, epochs: int = 6, fault: str | None = None) -> None:
     """A loop with fully_shard, whose state is divided among the ranks."""
-    distributed.init_process_group("gloo")
-    mesh = distributed.device_mesh.init_device_mesh("cpu", (distributed.get_world_size(),))
+    mesh = distributed.device_mesh.DeviceMesh.from_group(process_group, "cpu")
     model = new_model()
     for layer in (model[0], model[3], model):
         fully_shard(layer, mesh=mesh)
