@@ -77,27 +77,33 @@ class Target:
             return False
         return metric >= self.value if self.mode == "max" else metric <= self.value
 
-    def violation(self, metrics: Mapping[str, float]) -> float:
-        """How far the worst of the further metrics is past its bound, as a fraction of the
-        bound; 0 if all are within, 1 if not finite.
+    def violations(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """The bounds that further metrics are past, such as ``latency 31 > 20``, and how far, as a
+        fraction of the bound; 1 for a metric that is missing or not finite.
         """
-        worst = 0.0
+        found = {}
         for name, limits in self.constraints.items():
+            value = metrics.get(name, math.nan)
             for side, limit in limits.items():
-                past = (
-                    (metrics[name] - limit) / (abs(limit) or 1.0) * (1 if side == "at_most" else -1)
-                )
-                worst = max(worst, past if math.isfinite(past) else 1.0)
-        return worst
+                sign, mark = (1, ">") if side == "at_most" else (-1, "<")
+                past = (value - limit) / (abs(limit) or 1.0) * sign
+                shown = f"{value:.4g}" if f"{value:.4g}" != f"{limit:.4g}" else repr(value)
+                if not math.isfinite(past):
+                    found[f"{name} {shown}"] = 1.0
+                elif past > 0:
+                    found[f"{name} {shown} {mark} {limit:g}"] = past
+        return found
 
-    def shortfall(self, metric: float, violation: float = 0.0) -> float:
+    def shortfall(self, metric: float, metrics: Mapping[str, float] | None = None) -> float:
         """Distance of an evaluation from the target, in the metric's unit: positive while the
         target is not reached.
 
-        A violated constraint counts as a metric that is short by the same fraction.
+        A violated constraint counts as a metric that is short by the same fraction, where further
+        ``metrics`` are given.
         """
         own = self.value - metric if self.mode == "max" else metric - self.value
-        return max(own, violation * (abs(self.value) or 1.0)) if violation > 0 else own
+        past = {} if metrics is None else self.violations(metrics)
+        return max(own, max(past.values()) * (abs(self.value) or 1.0)) if past else own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +162,7 @@ class Evaluation:
 
     def shortfall(self, target: Target) -> float:
         """Distance from the target, in the metric's unit."""
-        return target.shortfall(self.metric, target.violation(self.measured))
+        return target.shortfall(self.metric, self.measured)
 
     @property
     def measured(self) -> Mapping[str, float]:
@@ -243,6 +249,11 @@ class TrialResult:
     def last(self) -> Evaluation | None:
         """The last evaluation; None if the trial ended before its first one."""
         return self.evaluations[-1] if self.evaluations else None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last value of each further metric, by the name that the training reported."""
+        return {name: value for each in self.evaluations for name, value in each.metrics.items()}
 
     @property
     def error_line(self) -> str:

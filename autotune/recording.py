@@ -222,6 +222,7 @@ def _read(folder: Path) -> Recording:
         mode=study["mode"],
         value=float(study["target"]),
         max_train_seconds=float(study["max_train_seconds"]),
+        constraints=study.get("constraints") or {},
     )
     return Recording(target=target, space=space, trials=tuple(trials), baseline=baseline)
 
@@ -327,6 +328,7 @@ def write_recording(
         "mode": target.mode,
         "target": target.value,
         "max_train_seconds": target.max_train_seconds,
+        "constraints": target.constraints,
         "num_trials": len(ended),
         "clock": "seconds of preparing and training, measured",
         "source": source,

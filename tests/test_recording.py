@@ -82,6 +82,7 @@ def test_the_study_says_target_and_clock(folder: Path) -> None:
         "mode": "max",
         "target": 0.9,
         "max_train_seconds": 60.0,
+        "constraints": {},
         "num_trials": 4,
         "clock": "seconds of preparing and training, measured",
         "source": "a test",

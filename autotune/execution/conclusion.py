@@ -51,7 +51,7 @@ from autotune.reporting.study_files import (
     write_csv,
     write_trials,
 )
-from autotune.reporting.terminal import format_metric, print_summary, verdict_rows
+from autotune.reporting.terminal import print_summary, verdict_rows, words_of_result
 from autotune.search.outlook import NUM_AHEAD
 from autotune.tracking.tracker import StudyEnd
 from autotune.training.capabilities import versions
@@ -394,15 +394,15 @@ class _Conclusion:
         target, is_confirmed = self.plan.trial.target, self.confirmation is not None
         self.say(f"nothing reached {target}" + (" again on fresh seeds" if is_confirmed else ""))
         measured = [
-            (target.shortfall(result.last.metric), result)
+            (result.last.shortfall(target), result)
             for result in self.results
             if result.last is not None and math.isfinite(result.last.metric)
         ]
         if measured and not is_confirmed:
             _, closest = min(measured, key=itemgetter(0))
-            metric = format_metric(closest.last.metric) if closest.last else ""
+            _, _, *reached = words_of_result(closest, None, target, self.plan.score_format)
             what = " ".join(closest.overrides) or "the baseline"
-            self.say(f"closest: trial {closest.trial}, {target.metric} {metric}: {what}")
+            self.say(f"closest: trial {closest.trial}, {', '.join(reached)}: {what}")
         self.say(
             f"search further: {self.plan.further_command}\nor make it easier: target.value,"
             " target.max_train_seconds (another study.name then)"

@@ -18,7 +18,7 @@ from autotune.files import FORMAT_KEY, check_format
 from autotune.outcome import Outcome
 from autotune.recording import Recording, read_recording
 from autotune.reporting.scores import ConfigurationScores, ScoreFormat
-from autotune.reporting.study_files import MEASURED, SUMMARY, read_summary
+from autotune.reporting.study_files import MEASURED, METRIC_COLUMN, SUMMARY, read_summary
 
 _TEXTS = ("outcome", "score_unit", "device_kind", "seed", "contention", "error")
 
@@ -55,6 +55,16 @@ class ConcludedStudy:
     def reached(self) -> pd.DataFrame:
         """The trials with a score, best first."""
         return self.trials[self.trials.score.notna()].sort_values("score")
+
+    @cached_property
+    def metric_columns(self) -> list[str]:
+        """The columns of ``trials`` with further metrics."""
+        return [name for name in self.trials.columns if name.startswith(METRIC_COLUMN)]
+
+    def measured(self, trial: pd.Series) -> dict[str, float]:
+        """What a target may bound of a row of ``trials``: the loss and the further metrics."""
+        further = {name.removeprefix(METRIC_COLUMN): trial[name] for name in self.metric_columns}
+        return {"loss": trial.loss, **further}
 
     @cached_property
     def best_trial(self) -> int | None:
@@ -188,8 +198,11 @@ def read_concluded_study(folder: Path) -> ConcludedStudy:
 def _read_trials(path: Path) -> pd.DataFrame:
     table = pd.read_csv(path, dtype=str, keep_default_na=False)
     table = table.astype({"trial": int}).set_index("trial").sort_index()
-    values = table.iloc[:, table.columns.get_loc("error") + 1 :]
-    measured = table[[name for name in MEASURED if name not in _TEXTS]].replace("nan", "")
+    end = table.columns.get_loc("error")
+    values = table.iloc[:, end + 1 :]
+    further = [name for name in table.columns[:end] if name.startswith(METRIC_COLUMN)]
+    numeric = [*(name for name in MEASURED if name not in _TEXTS), *further]
+    measured = table[numeric].replace("nan", "")
     numbers = measured.apply(pd.to_numeric).replace([np.inf, -np.inf], np.nan)
     return (
         table[[*_TEXTS]]

@@ -22,12 +22,11 @@ from autotune.reporting.concluded_study import ConcludedStudy, read_concluded_st
 from autotune.reporting.drawing import (
     Chart,
     shorten,
-    target_label,
     value_text,
     write_charts,
 )
 from autotune.reporting.study_charts import study_charts
-from autotune.reporting.study_files import REPORT
+from autotune.reporting.study_files import METRIC_COLUMN, REPORT
 from autotune.search.importances import MIN_TRIALS, Effects, time_effects
 
 
@@ -73,15 +72,20 @@ def _page(study: ConcludedStudy, effects: Effects | None, charts: Mapping[str, C
         value_text=value_text,
         scale=study.scale,
         trials=trials,
-        target=target_label(target),
+        target=str(target).replace(">=", "≥").replace("<=", "≤"),
         metric=shorten(target.metric),
         closest=None
         if measured.empty
-        else trials.loc[measured.metric.map(target.shortfall).idxmin()],
+        else trials.loc[
+            measured.apply(
+                lambda row: target.shortfall(row.metric, study.measured(row)), axis="columns"
+            ).idxmin()
+        ],
         cost_seconds=study.summary.get("wall_seconds")
         or float(trials.stopped_at.max() - trials.started_at.min()),
         charts=charts,
         min_trials=MIN_TRIALS,
+        metric_names=[name.removeprefix(METRIC_COLUMN) for name in study.metric_columns],
         num_evaluated=None if effects is None else effects.num_trials,
         ordered=pd.concat([study.reached, trials[trials.score.isna()]]).head(100),
         outcomes=_outcomes(study),

@@ -5,6 +5,7 @@ Studies and replays write the same columns to ``trace.csv``, so that a study can
 its replay.
 """
 
+import contextlib
 import csv
 import itertools
 import json
@@ -12,7 +13,8 @@ import logging
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,6 +69,8 @@ MEASURED = (
     "error",
 )
 """Columns of what is measured of a training, in tables of trials and of runs."""
+METRIC_COLUMN = "metrics."
+"""Prefix of a further metric's column, as in MLflow's tables."""
 COLUMNS = (
     "order",
     "trial",
@@ -90,24 +94,28 @@ def write_trials(
     results: Sequence[TrialResult],
     scores: Mapping[int, float],
     unit: str = SECONDS.unit,
-) -> None:
+) -> list[str]:
     """Write ``trials.csv``: a row for each ended trial, in the order in which trials end, with the
-    varied parameters last.
+    further metrics before ``error`` and the varied parameters last.
 
     Parameters stand there as in an override: ``null`` is the value null, an empty cell a parameter
-    that the trial does not have.
+    that the trial does not have. Returns the names of the further metrics.
     """
     ended = sorted(results, key=lambda result: result.stopped_at)
-    rows = [_trial_row(result, scores.get(result.trial), unit, space.keys) for result in ended]
-    write_csv(path, ["trial", *MEASURED, *space.keys], rows)
+    names = sorted({name for result in ended for name in result.metrics})
+    rows = [_trial_row(each, scores.get(each.trial), unit, names, space.keys) for each in ended]
+    columns = [f"{METRIC_COLUMN}{name}" for name in names]
+    write_csv(path, ["trial", *MEASURED[:-1], *columns, MEASURED[-1], *space.keys], rows)
+    return names
 
 
 def _trial_row(
-    result: TrialResult, score: float | None, unit: str, parameters: Sequence[str]
+    result: TrialResult, score: float | None, unit: str, metrics: Sequence[str], keys: Sequence[str]
 ) -> list[Any]:
     texts = {key: override_text(value) for key, value in result.values.items()}
-    values = [texts.get(key, "") for key in parameters]
-    return [result.trial, *measured_cells(result, score, unit), *values]
+    values = [texts.get(key, "") for key in keys]
+    *cells, error = measured_cells(result, score, unit)
+    return [result.trial, *cells, *map(result.metrics.get, metrics), error, *values]
 
 
 def measured_cells(result: TrialResult, score: float | None, unit: str) -> list[Any]:
@@ -275,11 +283,15 @@ class StudyTables:
         unit: str = SECONDS.unit,
     ) -> None:
         self._trials, self._trace = folder / "trials.csv", folder / "trace.csv"
-        self._unit, self._parameters = unit, space.keys
+        self._unit, self._keys = unit, space.keys
+        self._results, self._scores = list(results), dict(scores)
         self._began_at = min((result.started_at for result in results), default=time.time())
         self._running: dict[int, tuple[int, float, float]] = {}
         """By trial: its worker, ``started_seconds`` and ``from_train_seconds``."""
-        write_trials(self._trials, space, results, scores, unit)
+        self._rewrite = partial(
+            write_trials, self._trials, space, self._results, self._scores, unit
+        )
+        self._names = self._rewrite()
         is_file = self._trace.is_file()
         lines = self._trace.read_text(encoding="utf-8", errors="replace") if is_file else ""
         # one that an earlier process did not finish is left out
@@ -308,9 +320,17 @@ class StudyTables:
         self._end(result.trial, result.outcome)
 
     def trial_finished(self, result: TrialResult, score: float | None) -> None:
-        """Write the rows of a trial that ended."""
+        """Write the rows of a trial that ended; one with a new metric adds a column."""
         self._end(result.trial, result.outcome)
-        _append_row(self._trials, _trial_row(result, score, self._unit, self._parameters))
+        self._results.append(result)
+        if score is not None:
+            self._scores[result.trial] = score
+        if result.metrics.keys() <= set(self._names):
+            row = _trial_row(result, score, self._unit, self._names, self._keys)
+            _append_row(self._trials, row)
+        else:
+            with _going_on(self._trials):
+                self._names = self._rewrite()
 
     def _end(self, trial: int, outcome: str) -> None:
         """End the stretch of a trial, unless it was paused and so has its last row already."""
@@ -323,12 +343,14 @@ class StudyTables:
 
 
 def _append_row(path: Path, row: Sequence[object]) -> None:
-    """Append a row to a CSV file.
+    with _going_on(path), appending(path) as file:
+        csv.writer(file).writerow(row)
 
-    One that cannot be written is told in the log, since the study's storage has all that it says.
-    """
+
+@contextlib.contextmanager
+def _going_on(path: Path) -> Iterator[None]:
+    """A row that cannot be written is told in the log: the study's storage has all that it says."""
     try:
-        with appending(path) as file:
-            csv.writer(file).writerow(row)
+        yield
     except (FileError, OSError) as error:
         logger.warning("%s lacks a row (%s); the study goes on", path, error)

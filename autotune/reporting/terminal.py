@@ -221,11 +221,14 @@ class StudyDisplay:
 def words_of_result(
     result: TrialResult, score: float | None, target: Target, scale: ScoreFormat
 ) -> list[str]:
-    """How a training ended: its outcome, its score or what it spent, and its last metric."""
+    """How a training ended: its outcome, its score or what it spent, its last metric, and the
+    bounds of further metrics that it did not keep.
+    """
     nothing = "no time" if scale.is_time else "no score"
     words = [str(result.outcome), nothing if score is None else scale.format(score)]
     if result.last is not None:
         words.append(f"{target.metric} {format_metric(result.last.metric)}")
+        words += target.violations(result.last.measured)
     return words
 
 

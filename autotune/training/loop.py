@@ -180,7 +180,7 @@ def _evaluate(
             cap_seconds,
             ended=num_steps >= run.total_steps,
             counts=parts.technique.counts(parts.evaluated_model, num_steps, run.total_steps)
-            and not run.config.target.violation({"loss": loss}),
+            and not run.config.target.violations({"loss": loss}),
         ),
     )
 

@@ -568,7 +568,7 @@ def _evaluation(
         raise ConfigError(
             f"training: {_name(config)} reported no {missing[0]}, which target.constraints bounds"
         )
-    ends = {"ended": False, "counts": not target.violation(bounded)}
+    ends = {"ended": False, "counts": not target.violations(bounded)}
     return Evaluation(
         **times,
         step=int(numbers.get("step", previous.step + 1 if previous else 1)),

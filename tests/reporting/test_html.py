@@ -351,6 +351,24 @@ def test_a_study_without_anything_confirmed_says_what_came_closest(
     )
 
 
+def test_the_page_shows_further_metrics_and_the_bounds_that_trials_missed(tmp_path: Path) -> None:
+    target = replace(TARGET, constraints={"g<loss": {"at_most": 0.01}})
+    results = [
+        make_result(trial, Outcome.MISSED, make_evaluation(metric=metric, metrics=metrics))
+        for trial, metric, metrics in (
+            (0, 0.95, {"g<loss": 0.031}),
+            (1, 0.93, {"g<loss": 0.0125, "d": 4.5}),
+            (2, 0.85, {"g<loss": 0.001}),
+        )
+    ]
+    page = read(write_study_report(a_study(tmp_path / "one", results, NOTHING, target)))
+    assert (
+        "Nothing reached accuracy ≥ 0.9, g<loss ≤ 0.01 Closest: trial 2, accuracy 0.85" in page.text
+    )
+    assert "Metric d g<loss Values" in page.text
+    assert "1 MISSED 0.93, g<loss 0.0125 > 0.01 4.5 0.0125" in page.text
+
+
 def test_a_training_that_reports_no_loss_has_a_report(tmp_path: Path) -> None:
     results = [
         replace(

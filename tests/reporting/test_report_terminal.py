@@ -13,8 +13,14 @@ from autotune.confirm.statistics import Ratio, RunScore
 from autotune.measurement import Target, TrialResult
 from autotune.objective import AmortisedTime
 from autotune.outcome import Outcome
-from autotune.reporting.scores import ConfigurationScores
-from autotune.reporting.terminal import StudyDisplay, print_summary, shorten_overrides, verdict_rows
+from autotune.reporting.scores import SECONDS, ConfigurationScores
+from autotune.reporting.terminal import (
+    StudyDisplay,
+    print_summary,
+    shorten_overrides,
+    verdict_rows,
+    words_of_result,
+)
 from tests.support.records import make_evaluation, make_result
 
 TARGET = Target(metric="accuracy", value=0.94, mode="max", max_train_seconds=60)
@@ -114,6 +120,16 @@ def test_a_log_has_one_plain_line_for_each_event() -> None:
         "[bold]kept[/bold] as it is: " + "long " * 29 + "long",
     ]
     assert all(character.isprintable() or character == "\n" for character in text)
+
+
+def test_a_trial_says_which_bounds_it_missed_and_by_how_much() -> None:
+    bounds = {"g_loss": {"at_most": 0.01}, "d_loss": {"at_least": 0.5}, "loss": {"at_most": 0.3}}
+    target = replace(TARGET, constraints=bounds)
+    evaluation = replace(EVALUATION, metric=0.95, metrics={"g_loss": 0.0313, "d_loss": 0.4999999})
+    result = make_result(3, Outcome.MISSED, evaluation)
+    words = words_of_result(result, None, target, SECONDS)
+    bounds_missed = ["g_loss 0.0313 > 0.01", "d_loss 0.4999999 < 0.5"]
+    assert words == ["MISSED", "no time", "accuracy 0.95", *bounds_missed]
 
 
 def test_a_busy_machine_does_not_fill_the_screen() -> None:

@@ -4,6 +4,7 @@ import csv
 import time
 from pathlib import Path
 
+from autotune.api import TuneResult
 from autotune.measurement import Target, TrialResult
 from autotune.objective import AmortisedTime, DeviceSeconds, Pareto
 from autotune.outcome import Outcome
@@ -62,6 +63,27 @@ def test_the_front_is_a_table_and_told_with_what_each_preference_picks() -> None
         "  thrifty   picks trial 0: time 40.0 s, devices 40 device-s",
     ]
     assert make_front(objective, {0: ended(0, 1.0, 1, Outcome.MISSED)}) is None
+
+
+def test_a_further_metric_is_a_column_from_the_first_trial_on_that_reports_it(
+    tmp_path: Path,
+) -> None:
+    space = SearchSpace.from_mapping({"training.x": [1, 2]}, "space")
+    tables = StudyTables(tmp_path, space, [], {})
+    names: list[dict[str, float]] = [{}, {"MAP@k": 0.25}, {"MAP@k": 0.5, "d_loss": 0.125}, {}]
+    for trial, metrics in enumerate(names):
+        evaluations = [
+            make_evaluation(metrics=metrics),
+            make_evaluation(metrics=dict([*metrics.items()][:1])),
+        ]
+        tables.trial_finished(
+            make_result(trial, Outcome.MISSED, *evaluations, values={"training.x": 1}), None
+        )
+    frame = TuneResult("any", tmp_path).trials_dataframe()
+    assert [*frame.columns[-4:]] == ["metrics.MAP@k", "metrics.d_loss", "error", "training.x"]
+    assert frame["metrics.MAP@k"].dropna().to_dict() == {1: 0.25, 2: 0.5}
+    assert frame["metrics.d_loss"].dropna().to_dict() == {2: 0.125}
+    assert [*frame["training.x"]] == [1, 1, 1, 1]
 
 
 def result(trial: int, outcome: Outcome) -> TrialResult:
