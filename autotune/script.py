@@ -17,6 +17,7 @@ import inspect
 import json
 import math
 import os
+import re
 import select
 import selectors
 import shlex
@@ -76,8 +77,11 @@ _END_SECONDS = 5.0
 _OF_TRIAL = ("trial_folder", "trial_number", "devices", "config_file", "config_json")
 """Names in braces that are no keys of the space: the trial's folder, number and devices, and files
 with all values of the space."""
-_TOLD_AS_KILLED = "Signal 9 (SIGKILL) received by PID"
-"""How torchrun tells that one of its processes was killed."""
+_KILLED_RANK = re.compile(
+    r"Root Cause[^=]*? rank +: (\d+)[^=]*?exitcode +: -9"
+    r"|process rank (\d+) .* on signal 9|process (\d+) terminated with signal SIGKILL"
+)
+"""How torchrun, mpirun and torch's spawn tell which of their processes was killed first."""
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 """Exit codes of a process that was killed: its own, and that of the shell which ran it."""
 _IMPORT_TIME = b"import time:"
@@ -573,17 +577,23 @@ class _Script:
         """Raise an error if the script, which has ended, has failed, or has not reported."""
         exit_code = self._process.wait()
         if exit_code != 0:
-            lines = "".join(self._output).splitlines()
+            output = "".join(self._output)
+            lines = output.splitlines()
             last = last_exception(lines)
+            if killed := _KILLED_RANK.search(output):
+                rank = killed[killed.lastindex or 0]
+                raise RuntimeError(f"rank {rank} of the command was ended by SIGKILL")
             # Lightning kills the process that it began in, where another one has failed
-            is_killed = exit_code in _KILLED and last is None
-            if is_killed or any(_TOLD_AS_KILLED in line for line in lines):
-                raise RuntimeError("a process of the command was ended by SIGKILL")
+            if exit_code in _KILLED and last is None:
+                raise RuntimeError("the command was ended by SIGKILL")
             if last is not None:  # launchers print a page after it
                 lines = lines[: last + 1]
             reason = next(filter(None, map(str.strip, reversed(lines))), "it printed nothing")
             if is_lost_connection(reason):
-                reason = f"to one of the command's processes another one is gone: {reason}"
+                raise RuntimeError(
+                    "a process of the command is gone: another one lost its connection to it (exit"
+                    f" code {exit_code})"
+                )
             first = f"{reason} ({shlex.join(self._parts)} ended with exit code {exit_code})"
             raise RuntimeError("\n".join([first, *lines[-20:]]))
         if not self._reporter and not is_resumed:

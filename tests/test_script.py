@@ -12,6 +12,7 @@ import pytest
 import autotune
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, DataError, DivergedError
+from autotune.execution.task import told_as_killed
 from autotune.files import make_folder
 from autotune.measurement import Target
 from autotune.outcome import Outcome
@@ -423,6 +424,58 @@ def test_a_script_that_was_killed_is_told_as_such_unless_an_error_was_the_cause(
 ) -> None:
     with pytest.raises(RuntimeError, match=told):
         list(start_training(own(KILLED.format(said=said), command=command)))
+
+
+_GLOO = """Traceback (most recent call last):
+RuntimeError: [gloo/pair.cc:537] Read error [127.0.0.1]:1: Connection reset by peer. GLHF!
+"""
+_OF_TORCHRUN = """{error}torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Failures:
+[1]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : {others} (pid: 10)
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : {first} (pid: 11)
+=======
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            _GLOO,
+            "a process of the command is gone: another one lost its connection to it",
+        ),
+        (
+            _GLOO + "mpirun noticed that process rank 1 with PID 0 on node vm exited on signal 9.",
+            "rank 1 of the command was ended by SIGKILL",
+        ),
+        (
+            _OF_TORCHRUN.format(error=_GLOO, others=-15, first=-9),
+            "rank 1 of the command was ended by SIGKILL",
+        ),
+        (
+            "ProcessExitedException: process 1 terminated with signal SIGKILL",
+            "rank 1 of the command was ended by SIGKILL",
+        ),
+        (  # torchrun ended the one that did not end
+            _OF_TORCHRUN.format(error=_GLOO + "KeyError: 'lr'\n", others=-9, first=1),
+            "KeyError: 'lr' (",
+        ),
+    ],
+)
+def test_a_rank_that_is_gone_is_told_in_one_line_and_is_lost(
+    own: MakeConfig, said: str, told: str
+) -> None:
+    with pytest.raises(RuntimeError) as failed:
+        list(start_training(own(f"print({said!r})\nraise SystemExit(1)")))
+    line = told_as_killed(failed.value)
+    assert str(failed.value).startswith(told)
+    assert (line or told).startswith(told)
+    assert (line is None) == ("KeyError" in told)
 
 
 HYDRA_APP = """

@@ -223,7 +223,7 @@ class ProcessGroup:
         until = time.monotonic() + seconds
         for rank, process in enumerate(self._processes[1:], start=1):
             if rank not in self._failures and process.poll(max(0.0, until - time.monotonic())):
-                self._failures[rank] = _failure_in(process.receive())
+                self._failures[rank] = _failure_in(rank, process.receive())
         known = [failure for failure in self._failures.values() if failure is not None]
         return min(known, key=lambda failure: failure.is_consequence, default=None)
 
@@ -285,11 +285,11 @@ def rank_environment(
     return environment | visible_devices_environment(gpus)
 
 
-def _failure_in(answer: Any) -> WorkerReport | None:
+def _failure_in(rank: int, answer: Any) -> WorkerReport | None:
     """The failure in a rank's answer to ``follow``; None if it ended without one."""
     if not isinstance(answer, ProcessExited):
         assert answer is None or isinstance(answer, WorkerReport)
         return answer
     return WorkerReport(
-        evaluation=None, outcome=Outcome.LOST, error=f"a worker was lost: {answer.reason}"
+        evaluation=None, outcome=Outcome.LOST, error=f"rank {rank}: {answer.reason}"
     )

@@ -172,7 +172,7 @@ def _meaning(task: TrialTask, seconds: float, reason: str) -> tuple[Outcome, str
     with contextlib.suppress(OSError):
         stack_traces = hang_file.read_text(encoding="utf-8")
         hang_file.unlink()
-    is_killed = _SIGKILL in reason
+    is_killed = _SIGKILL in reason or _TOLD_AS_KILLED.search(reason) is not None
     if stack_traces or (seconds >= task.deadline_seconds and not is_killed):
         said = f"{NOT_ENDED}; the worker was ended\n{stack_traces}".rstrip()
         return Outcome.TIMED_OUT, said, False
@@ -194,19 +194,18 @@ def is_lost(reason: str) -> bool:
     )
 
 
-def is_killed(error: BaseException) -> bool:
-    """Whether an exception of a training means that a process of its own was killed: one that
-    gathers batches, or a script.
+def told_as_killed(error: BaseException) -> str | None:
+    """What an exception of a training tells of a process of its own that was killed: one that
+    gathers batches, or a command's; None if it tells none.
     """
     # torch tells the signal in the first of two errors
-    causes = (error, error.__cause__, error.__context__)
-    return any(
-        isinstance(cause, RuntimeError) and _TOLD_AS_KILLED.search(str(cause)) is not None
-        for cause in causes
-    )
+    for cause in (error, error.__cause__, error.__context__):
+        if isinstance(cause, RuntimeError) and _TOLD_AS_KILLED.search(str(cause)):
+            return str(cause).splitlines()[0].rstrip(". ")
+    return None
 
 
-_TOLD_AS_KILLED = re.compile(r"killed by signal: Killed|was ended by SIGKILL|another one is gone")
+_TOLD_AS_KILLED = re.compile(r"killed by signal: Killed|was ended by SIGKILL|command is gone")
 
 
 def hang_path(run: str, folder: str) -> Path:

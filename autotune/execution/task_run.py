@@ -31,9 +31,9 @@ from autotune.execution.task import (
     TrialTask,
     WorkerReport,
     hang_path,
-    is_killed,
     num_killed_for_memory,
     report_of_end,
+    told_as_killed,
 )
 from autotune.execution.trial_folder import OUTPUT_FILE, has_printed, trial_folder
 from autotune.execution.watchdog import Watchdog, descendants
@@ -167,9 +167,7 @@ class TaskRun:
         )
 
     def _report_of_error(self, error: Exception) -> WorkerReport:
-        if is_killed(error):
-            line = str(error).splitlines()[0]
-            reason = f"a process of the training was ended by SIGKILL: {line}"
+        if (reason := told_as_killed(error)) is not None:
             if num_killed_for_memory() > self._num_killed:
                 reason += LOW_ON_MEMORY
             return report_of_end(self._task, seconds=0.0, reason=reason)

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from autotune.errors import FileError, last_exception
+from autotune.errors import FileError, is_lost_connection, last_exception
 from autotune.files import appending, drop_middle, make_folder
 from autotune.session import TrialInfo, in_trial
 
@@ -93,10 +93,10 @@ def last_printed(study: Path, run: str) -> str:
     if not lines:
         return ""
     index = last_exception(lines)
-    return (
-        f"it last printed: {lines[-1 if index is None else index].strip()[:_MAX_LINE]} (all of it:"
-        f" {path})"
-    )
+    line = lines[-1 if index is None else index].strip()[:_MAX_LINE]
+    if is_lost_connection(line):  # of a rank that only met the end of another one
+        return f"its output: {path}"
+    return f"it last printed: {line} (all of it: {path})"
 
 
 @contextlib.contextmanager

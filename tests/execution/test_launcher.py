@@ -269,7 +269,7 @@ def test_a_rank_that_is_gone_or_hangs_ends_the_training_of_all(
     last = rest_of(group)[-1]
     if sent == signal.SIGKILL:
         assert last.outcome is Outcome.LOST
-        assert (last.error or "").startswith("a worker was lost: the worker died")
+        assert (last.error or "").startswith("rank 1: the worker died")
     else:
         assert last.outcome is Outcome.TIMED_OUT
     wait_until(lambda: not any(is_alive(rank) for rank in ranks))

@@ -83,7 +83,7 @@ def test_a_rank_in_another_bundle_that_is_gone_is_said_to_be_lost(cluster: None)
     while report.outcome is None:
         report = _step(worker)
     assert report.outcome is Outcome.LOST
-    assert (report.error or "").startswith("a worker was lost: ")
+    assert (report.error or "").startswith("rank 1: ")
     ray.kill(worker)
     ray.util.remove_placement_group(group)
     wait_until(lambda: ray.available_resources().get("CPU") == 3)

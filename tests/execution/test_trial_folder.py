@@ -197,6 +197,17 @@ def test_what_a_killed_process_printed_last_is_told(task: MakeTask, tmp_path: Pa
     assert error_of(task(killed), report).error_line == said
 
 
+def test_what_a_rank_printed_of_the_end_of_another_one_is_not_told(
+    task: MakeTask, tmp_path: Path
+) -> None:
+    output = tmp_path / "study/trials/trial-3" / OUTPUT_FILE
+    output.parent.mkdir(parents=True)
+    output.write_text("RuntimeError: [gloo] Connection closed by peer. Check the logs\n")
+    reason = "rank 1 of the command was ended by SIGKILL"
+    report = report_of_end(task(killed), seconds=1.0, reason=reason)
+    assert report.error == f"{reason}; its output: {output}"
+
+
 def late() -> Iterator[Mapping[str, Any]]:
     time.sleep(0.2)
     yield {"score": 0.5}
