@@ -226,7 +226,7 @@ def run(
                         earlier = None
                         if message.get("is_fresh"):
                             checkpoint.save({}, write_files=script.keep)
-                        elif (has_folder or _has_saved()) and script.handles_sigterm():
+                        elif (has_folder or _saved()) and script.handles_sigterm():
                             end_there = partial(script.end_by_sigterm, reported)
                             checkpoint.save({}, write_files=end_there)
                         report(**reported)
@@ -300,11 +300,11 @@ def _check_goes_on(reported: Mapping[str, Any], earlier: Mapping[str, float] | N
             )
 
 
-def _has_saved() -> bool:
-    """Whether the command has written into its trial's folder, outside a trial False."""
+def _saved() -> list[Path]:
+    """What the command has written into its trial's folder; nothing outside a trial."""
     if trial().name is None:
-        return False
-    return any(path.name not in _WRITTEN_BY_US for path in trial().folder.iterdir())
+        return []
+    return [path for path in trial().folder.rglob("*") if path.name not in _WRITTEN_BY_US]
 
 
 def _cannot_be_paused() -> None:
@@ -528,7 +528,7 @@ class _Script:
         Raises:
             DataError: it does not end, or has saved nothing; it is not paused again.
         """
-        began = time.monotonic()
+        began, began_at = time.monotonic(), time.time()
         _each(_trainers(self.running()), psutil.Process.terminate)
         _each(self.running(), psutil.Process.resume)
         self.go_on()  # a handler may but note that the script is to end
@@ -541,13 +541,15 @@ class _Script:
                 os.write(1, self._stdout.read()[1])
             self._receive(time.monotonic())
             self.go_on()
-        if not _has_saved():
+        if not (saved := _saved()):
             _cannot_be_paused()
             raise DataError(
                 "training: the command handles SIGTERM, and saved nothing in its folder"
             )
         reached = {name: reported[name] for name in ("epoch", "step") if name in reported}
-        reached["seconds"] = time.monotonic() - began
+        # it trains until it saves; processes, and launchers, take seconds to end
+        saved_at = max(path.stat().st_mtime for path in saved)
+        reached["seconds"] = min(max(saved_at - began_at, 0.0), time.monotonic() - began)
         replace_file(folder / _SIGTERM_FILE, json.dumps(reached))
 
     def _receive(self, until: float) -> Mapping[str, Any] | None:

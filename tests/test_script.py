@@ -1,6 +1,7 @@
 """Trainings that are commands: each a process that reports through autotune or by lines of JSON."""
 
 import contextlib
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -287,7 +288,7 @@ while epoch < 4 and not sys.argv[5:]:
 @pytest.mark.parametrize(
     ("handler", "error"),
     [
-        ("(state.write_text(str(epoch)), sys.exit(3))", None),
+        ("(state.write_text(str(epoch)), time.sleep(3), sys.exit(3))", None),
         ("(state.write_text(str(epoch)), sys.argv.append('to the end'))", None),
         ("(state.with_name('log').touch(), sys.exit())", "began anew at 1"),
         ("sys.exit()", "saved nothing in its folder"),
@@ -320,6 +321,9 @@ def test_a_script_that_handles_sigterm_is_paused_by_it(
     with pytest.raises(DataError, match=error) if error else contextlib.nullcontext():
         begun = curve(2)
         assert begun == [(1, 0.25), (2, 0.5)]
+        (told,) = paused.rglob("ended_by_sigterm.json")
+        # what still ends after it has saved does not train
+        assert json.loads(told.read_text())["seconds"] < 3
         assert begun + curve(9, paused_folder=paused) == [(1, 0.25), (2, 0.5), (3, 0.75), (4, 1)]
     if error:  # only once, since no trial of this command can go on
         evaluations = start_training(config)
