@@ -397,4 +397,4 @@ def check_failures(configuration: Compared, max_errors_in_a_row: int) -> None:
         raise ConfigError(f"{configuration.name}: {runs[-1].error_line}")
     if len(runs) == max_errors_in_a_row and all(run.outcome is Outcome.ERRORED for run in runs):
         what = f"{len(runs)} runs of {configuration.name} in a row failed in the code they train"
-        raise WorkerError(f"{what}; the first:", runs[0].error or "")
+        raise WorkerError(f"{what}; the first: {runs[0].error_line}", runs[0].error or "")

@@ -313,7 +313,8 @@ class _Conclusion:
         plan, results = self.plan, self.results
         if results and all(result.outcome is Outcome.ERRORED for result in results):
             raise WorkerError(
-                f"all {len(results)} trials failed in the code they train; the first:",
+                f"all {len(results)} trials failed in the code they train; the first:"
+                f" {results[0].error_line}",
                 results[0].error or "",
             )
         for line in gathered_failures(results, plan.space.choices):

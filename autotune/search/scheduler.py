@@ -438,7 +438,8 @@ class Scheduler(SearchSettings):
         if len(self._errors) >= self.max_errors_in_a_row:
             first = self._errors[0]
             self.error = WorkerError(
-                f"{len(self._errors)} trials in a row failed; the first was trial {first.trial}",
+                f"{len(self._errors)} trials in a row failed; the first was trial {first.trial}:"
+                f" {first.error_line}",
                 first.error or "no traceback",
             )
         return score

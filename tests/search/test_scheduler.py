@@ -244,7 +244,7 @@ def test_errors_in_a_row_end_the_search_with_the_first_traceback() -> None:
     assert isinstance(policy.suggest(), Start)
     end_next(policy, Outcome.ERRORED, error="the second")
     assert policy.error is not None
-    assert str(policy.error) == "2 trials in a row failed; the first was trial 0"
+    assert str(policy.error) == "2 trials in a row failed; the first was trial 0: the first"
     assert policy.error.traceback_text == "the first"
     assert policy.suggest() == Done("error")
 
