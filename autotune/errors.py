@@ -19,6 +19,7 @@ it and exit with 2.
 
 import difflib
 import re
+import traceback
 from collections.abc import Iterable, Sequence
 
 from autotune.redaction import without_secrets
@@ -157,6 +158,18 @@ def last_exception(lines: Sequence[str]) -> int | None:
     causes = [index for index in found if not _OF_LAUNCHER.match(_OF_RANK.sub("", lines[index]))]
     causes = [index for index in causes if not is_lost_connection(lines[index])] or causes
     return next(reversed(causes or found), None)
+
+
+def refusal_of(error: BaseException) -> str | None:
+    """What autotune refused in this process, or in one that the training had started, whose
+    traceback is a part of the error; None if the error is about something else.
+    """
+    lines = "".join(traceback.format_exception(error)).splitlines()
+    index, name = last_exception(lines), f"{ConfigError.__module__}.{ConfigError.__name__}: "
+    if index is not None and name in lines[index]:
+        # a DataLoader raises its worker's error with the traceback as its message, here one line
+        return lines[index].rpartition(name)[2].removesuffix(r"\n")
+    return str(error) if isinstance(error, AutotuneError) else None
 
 
 def is_lost_connection(error: str) -> bool:

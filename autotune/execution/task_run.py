@@ -18,12 +18,10 @@ from typing import Any, TextIO
 
 from autotune.contention import Contention
 from autotune.errors import (
-    AutotuneError,
-    ConfigError,
     DataError,
     DivergedError,
     StateError,
-    last_exception,
+    refusal_of,
 )
 from autotune.execution.task import (
     LOW_ON_MEMORY,
@@ -172,7 +170,7 @@ class TaskRun:
                 reason += LOW_ON_MEMORY
             return report_of_end(self._task, seconds=0.0, reason=reason)
         text = traceback.format_exc()
-        refusal = str(error) if isinstance(error, AutotuneError) else _refusal_in(text)
+        refusal = refusal_of(error)
         if isinstance(error, StateError):  # of a paused trial, whose point is trained anew
             outcome = Outcome.LOST
         elif isinstance(error, DivergedError):
@@ -338,21 +336,6 @@ def _settings(task: TrialTask) -> dict[str, Any]:
         origin = {"study": Path(task.hang_folder).name, "run": task.name}
         settings |= {"weights_path": Path(task.weights_path), "origin": origin}
     return settings
-
-
-def _refusal_in(traceback_text: str) -> str | None:
-    """What autotune refused in a process that the training had started.
-
-    None if that is not what its traceback is about.
-    """
-    lines = traceback_text.splitlines()
-    index = last_exception(lines)
-    found = (
-        ""
-        if index is None
-        else lines[index].partition(f"{ConfigError.__module__}.{ConfigError.__name__}: ")[2]
-    )
-    return found or None
 
 
 _START_UP = (

@@ -211,6 +211,7 @@ def follow_function(
                 report(values)
         else:
             function.call(report)
+        follower.end()
     except TrainingEnded:
         pass
 

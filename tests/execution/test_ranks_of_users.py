@@ -131,6 +131,29 @@ def test_one_process_alone_finds_itself_where_several_devices_may_be_tuned(
     assert [epoch for _, epoch, _ in curve(trained(group, task))] == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize(
+    ("mistake", "outcome", "told"),
+    [
+        ("exit", Outcome.ERRORED, "SystemExit: 0"),
+        ("return", Outcome.INVALID, "autotune.report: reduce='mean': rank 1 reports no"),
+        ("no mean", Outcome.INVALID, "autotune.report: reduce='mean': rank 1 reports no"),
+        ("worker", Outcome.INVALID, "autotune: was called in process"),
+    ],
+)
+def test_a_mistake_on_the_second_rank_is_told(
+    group: ProcessGroup,
+    make_task: Callable[..., TrialTask],
+    mistake: str,
+    outcome: Outcome,
+    told: str,
+) -> None:
+    reports = trained(group, make_task("alike_but", mistake, deadline_seconds=60.0))
+    assert [metric for *_, metric in curve(reports)] == [0.1, 0.2]
+    assert (reports[-1].outcome, told in (reports[-1].error or "")) == (outcome, True)
+    if outcome is Outcome.INVALID:
+        assert (reports[-1].error or "").startswith(told)
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_it_ends_at_its_cap(
     group: ProcessGroup, make_task: Callable[..., TrialTask], program: str

@@ -4,6 +4,7 @@ wrong at its third epoch.
 
 import os
 import signal
+import sys
 import time
 from typing import Any
 
@@ -12,6 +13,7 @@ from sklearn.datasets import load_digits
 from torch import distributed
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, Dataset
 
 import autotune
 
@@ -88,6 +90,34 @@ def ddp(seed: int, epochs: int = 6, fault: str | None = None) -> None:
     _loop(torch.nn.parallel.DistributedDataParallel(new_model()), seed, epochs, fault)
 
 
+def alike_but(seed: int, epochs: int = 4, fault: str | None = None) -> None:
+    """Each rank reports a mean, except where the second one makes a mistake."""
+    for epoch in range(1, epochs + 1):
+        reduce: str | None = "mean"
+        if epoch == 3 and os.environ["RANK"] == "1":
+            match fault:
+                case "exit":
+                    sys.exit(0)
+                case "return":
+                    return
+                case "no mean":
+                    reduce = None
+                case "worker":
+                    next(iter(DataLoader(Reporting(), num_workers=1)))
+        autotune.report(epoch / 10, epoch=epoch, reduce=reduce)
+
+
+class Reporting(Dataset[float]):
+    """Data that reports as it is read."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> float:
+        autotune.report(0.5)
+        return 0.5
+
+
 def fsdp2(seed: int, process_group: Any, epochs: int = 6, fault: str | None = None) -> None:
     """A loop with fully_shard, whose state is divided among the ranks."""
     mesh = distributed.device_mesh.DeviceMesh.from_group(process_group, "cpu")
@@ -102,7 +132,7 @@ def lightning(
 ) -> None:
     """A Trainer of Lightning with a strategy of several devices."""
     from lightning.pytorch import LightningModule, Trainer, seed_everything
-    from torch.utils.data import DataLoader, TensorDataset
+    from torch.utils.data import TensorDataset
 
     from autotune.lightning import ReportCallback
 
@@ -214,7 +244,7 @@ def accelerate(seed: int, epochs: int = 6, fault: str | None = None) -> None:
     """A loop with Accelerate, which keeps its own files."""
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration, set_seed
-    from torch.utils.data import DataLoader, TensorDataset
+    from torch.utils.data import TensorDataset
 
     accelerator = Accelerator(
         cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True)

@@ -16,7 +16,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing 
 
 from autotune.config.schema import TrialConfig
 from autotune.contention import Contention
-from autotune.errors import AutotuneError, ConfigError, DivergedError, is_lost_connection
+from autotune.errors import ConfigError, DivergedError, is_lost_connection, refusal_of
 from autotune.outcome import Outcome
 from autotune.training.device import is_out_of_memory, pick_device
 from autotune.training.parallel.ranks import TIMEOUT, Ranks, joined
@@ -211,10 +211,10 @@ def follow(
                 raise AssertionError("only the first rank yields")
     except DivergedError as error:
         return Failure(outcome=Outcome.DIVERGED, error=str(error))
-    except AutotuneError as error:
-        return Failure(outcome=Outcome.INVALID, error=str(error))
     # any fault of the trained code is an outcome, told with its traceback
-    except Exception as error:  # noqa: BLE001
+    except (Exception, SystemExit) as error:  # noqa: BLE001
+        if (refusal := refusal_of(error)) is not None:
+            return Failure(outcome=Outcome.INVALID, error=refusal)
         return Failure(
             outcome=Outcome.OUT_OF_MEMORY if is_out_of_memory(error) else Outcome.ERRORED,
             error=traceback.format_exc(),

@@ -15,12 +15,13 @@ from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in torch's stubs
 
-from autotune.errors import DataError
+from autotune.errors import ConfigError, DataError
 from autotune.session import as_number
 
 _GO_ON, _END, _GATHER = "go on", "end", "gather"
 _KEEP_SECONDS = 300.0
-"""Seconds that the other ranks may take to write their part of a state."""
+"""Seconds that the other ranks may take to write their part of a state, or to give their part of a
+mean."""
 _ARRIVE_SECONDS = 5.0
 """Seconds within which the other ranks make their first report after the first rank's, or are
 known to make none."""
@@ -42,11 +43,29 @@ class LeadingRank:
         self._num_reports = self._num_decisions = 0
 
     def mean(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The mean over all ranks of what they report now."""
+        """The mean over all ranks of what they report now.
+
+        Raises:
+            ConfigError: a rank gives nothing for it.
+        """
         of_ranks = [{name: as_number(name, value) for name, value in values.items()}]
-        keys = [f"value/{self._num_reports + 1}/{rank}" for rank in range(1, self._size)]
-        of_ranks += [json.loads(self._get(key)) for key in keys]
+        for rank in range(1, self._size):
+            of_ranks.append(self._shared_by(rank))
+            if missing := sorted(values.keys() - of_ranks[-1].keys()):
+                raise ConfigError(
+                    f"autotune.report: reduce='mean': rank {rank} reports no {missing[0]}; each"
+                    " process must call report with reduce='mean', as often, with the same names"
+                )
         return {name: statistics.fmean(each[name] for each in of_ranks) for name in values}
+
+    def _shared_by(self, rank: int) -> dict[str, float]:
+        """What another rank gives for the mean; nothing where it does not call this."""
+        key = f"value/{self._num_reports + 1}/{rank}"
+        assert self._store is not None, "there are other ranks"
+        with contextlib.suppress(RuntimeError):
+            self._store.wait([key], timedelta(seconds=_KEEP_SECONDS))
+            return dict(json.loads(self._get(key)))
+        return {}
 
     def _get(self, key: str) -> bytes:
         assert self._store is not None, "there are other ranks"
@@ -130,14 +149,24 @@ class FollowingRank:
     def __init__(self, store: TCPStore, rank: int, *, sees_folder: bool) -> None:
         self._store, self.rank = store, rank
         self._num_reports = self._num_decisions = 0
+        self._has_shared = False
         if not sees_folder:
             store.set(f"blind/{rank}", "")
 
     def shared(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Give the first rank the values that it takes the mean of, and return them."""
         numbers = {name: as_number(name, value) for name, value in values.items()}
-        self._store.set(f"value/{self._num_reports + 1}/{self.rank}", json.dumps(numbers))
+        self._share(numbers)
+        self._has_shared = True
         return numbers
+
+    def end(self) -> None:
+        """Note that this rank makes no further report, for which the first one may wait."""
+        self._share({})
+
+    def _share(self, numbers: Mapping[str, float]) -> None:
+        with contextlib.suppress(RuntimeError):  # the first rank is gone
+            self._store.set(f"value/{self._num_reports + 1}/{self.rank}", json.dumps(numbers))
 
     def report(self, keep: Callable[[Path], object], gather: Callable[[], object]) -> None:
         """Wait for the decision on the first rank's report of the same number.
@@ -149,6 +178,9 @@ class FollowingRank:
         Raises:
             TrainingEnded: the training ends.
         """
+        if not self._has_shared:
+            self._share({})
+        self._has_shared = False
         self._num_reports += 1
         self._store.set(f"report/{self._num_reports}/{self.rank}", "")
         while True:
