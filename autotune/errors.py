@@ -164,12 +164,18 @@ def refusal_of(error: BaseException) -> str | None:
     """What autotune refused in this process, or in one that the training had started, whose
     traceback is a part of the error; None if the error is about something else.
     """
-    lines = "".join(traceback.format_exception(error)).splitlines()
+    refused = refusal_in("".join(traceback.format_exception(error)))
+    return refused or (str(error) if isinstance(error, AutotuneError) else None)
+
+
+def refusal_in(printed: str) -> str | None:
+    """What autotune refused by the last exception in some text; None if that is another one."""
+    lines = printed.splitlines()
     index, name = last_exception(lines), f"{ConfigError.__module__}.{ConfigError.__name__}: "
-    if index is not None and name in lines[index]:
-        # a DataLoader raises its worker's error with the traceback as its message, here one line
-        return lines[index].rpartition(name)[2].removesuffix(r"\n")
-    return str(error) if isinstance(error, AutotuneError) else None
+    if index is None or name not in lines[index]:
+        return None
+    # a DataLoader raises its worker's error with the traceback as its message, here one line
+    return lines[index].rpartition(name)[2].removesuffix(r"\n")
 
 
 def is_lost_connection(error: str) -> bool:

@@ -60,6 +60,7 @@ from autotune.session import (
     meant_by,
     numbers,
     rank_of,
+    reserved_port,
     trial,
     world_size,
 )
@@ -150,8 +151,8 @@ def check(command: str, **values: Any) -> None:
     """Check the arguments of ``run`` before it is called.
 
     Raises:
-        ConfigError: the command cannot be split as a shell would, or what is in braces is no name
-            or has no value.
+        ConfigError: the command cannot be split as a shell would, what is in braces is no name or
+            has no value, or the Python script that it runs is not there.
     """
     accepted = [*values, *_OF_TRIAL]
     if missing := [key for key in _fields(command) if key.partition(".")[0] not in accepted]:
@@ -159,6 +160,10 @@ def check(command: str, **values: Any) -> None:
             f"training.command: {missing[0]} has no value; names in braces can be"
             f" {', '.join(accepted)}"
         )
+    first, *words = shlex.split(command)
+    script = next((word for word in words if word.endswith(".py") and "{" not in word), None)
+    if first in ("python", "python3", "torchrun") and script and not Path(script).exists():
+        raise ConfigError(f"training.command: {script}: there is no such file in {Path.cwd()}")
 
 
 def _fields(template: str) -> list[str]:
@@ -209,13 +214,17 @@ def run(
     phases: list[contextlib.AbstractContextManager[None]] = []
     has_folder = "trial_folder" in _fields(command)
     scratch = tempfile.TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True)
-    with scratch as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with scratch as folder, channel, reserved_port() as port:
         channel.bind(f"{folder}/session")
         earlier = _reached_before_sigterm(checkpoint.files)
         if earlier is not None:
             checkpoint.load()
             clock.count(train=earlier["seconds"])
-        script = _Script(parts, channel, config, checkpoint.files if earlier is None else None)
+        own = {"MASTER_PORT": str(port.getsockname()[1])}
+        if earlier is None and checkpoint.files is not None:
+            own[STATE] = str(checkpoint.files)
+        script = _Script(parts, channel, config, own)
         try:
             for message in script.messages():
                 match message:
@@ -320,14 +329,18 @@ class _Script:
         parts: the command.
         channel: bound socket that ``autotune.report`` of the script sends to.
         config: configuration of the training; a line of JSON with its target's metric is a report.
-        files: folder of the state to continue from; None where the training begins.
+        environment: environment variables of this run.
 
     Raises:
         ConfigError: the command cannot be started.
     """
 
     def __init__(
-        self, parts: list[str], channel: socket.socket, config: TrialConfig, files: Path | None
+        self,
+        parts: list[str],
+        channel: socket.socket,
+        config: TrialConfig,
+        environment: Mapping[str, str],
     ) -> None:
         self._parts, self._channel, self._metric = parts, channel, config.target.metric
         self._num_devices = config.num_workers
@@ -337,8 +350,10 @@ class _Script:
         """The processes that wait for an answer to their report, with their ranks."""
         # this process may be a rank of SLURM's, or of another launcher's; the script is none yet
         outer = {PROCESS, *RANKS, *WORLD_SIZES}
-        environment = {name: value for name, value in os.environ.items() if name not in outer}
-        environment |= {
+        kept = {name: value for name, value in os.environ.items() if name not in outer}
+        whole = {
+            **kept,
+            **environment,
             ADDRESS: channel.getsockname(),
             SEED: str(config.seed),
             "PYTHONUNBUFFERED": "1",
@@ -347,8 +362,6 @@ class _Script:
             NUM_DEVICES: str(config.num_workers),
             # trials side by side must not share the usual port, of torchrun or under mpirun
             "PET_STANDALONE": "1",
-            "MASTER_PORT": str(_free_port()),
-            **({} if files is None else {STATE: str(files)}),
         }
         self._stdout = _Stdout(tells_writers=self._num_devices > 1)
         try:
@@ -357,7 +370,7 @@ class _Script:
                 stdin=subprocess.DEVNULL,
                 stdout=self._stdout.theirs,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env=whole,
             )
         except OSError as error:
             raise ConfigError(
@@ -721,11 +734,6 @@ def _catches_sigterm(process: psutil.Process) -> bool:
             if line.startswith("SigCgt:"):
                 return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
     return False
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def _each(processes: Sequence[psutil.Process], action: Callable[[psutil.Process], None]) -> None:

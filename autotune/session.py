@@ -309,6 +309,16 @@ def refuse_within_training() -> None:
             )
 
 
+def reserved_port() -> socket.socket:
+    """A socket that keeps a port for a program: the system gives it to nobody else as a free one,
+    and whoever is told its number may listen there.
+    """
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("", 0))
+    return kept
+
+
 @contextlib.contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
     """Context with other environment variables."""

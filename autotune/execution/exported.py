@@ -148,8 +148,11 @@ def arguments_yaml(
         command: the command with names in braces; None for a function.
     """
     if command is None:
-        values = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-        call = f"{function}({values})"
+        named = {name: value for name, value in arguments.items() if name.isidentifier()}
+        values = [f"{name}={value!r}" for name, value in named.items()]
+        if others := {name: arguments[name] for name in arguments if name not in named}:
+            values.append(f"**{others!r}")
+        call = f"{function}({', '.join(values)})"
     else:
         arguments, call = _flat(arguments), command
         for name, value in arguments.items():

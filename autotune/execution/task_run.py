@@ -18,9 +18,11 @@ from typing import Any, TextIO
 
 from autotune.contention import Contention
 from autotune.errors import (
+    AutotuneError,
     DataError,
     DivergedError,
     StateError,
+    refusal_in,
     refusal_of,
 )
 from autotune.execution.task import (
@@ -33,14 +35,19 @@ from autotune.execution.task import (
     report_of_end,
     told_as_killed,
 )
-from autotune.execution.trial_folder import OUTPUT_FILE, has_printed, trial_folder
+from autotune.execution.trial_folder import (
+    OUTPUT_FILE,
+    end_of_output,
+    has_printed,
+    trial_folder,
+)
 from autotune.execution.watchdog import Watchdog, descendants
 from autotune.files import appending, make_folder
 from autotune.measurement import OUTPUT_AT, Evaluation
 from autotune.mlflow_logs import keep_logs
 from autotune.outcome import Outcome
 from autotune.remote import paused_while_waiting
-from autotune.session import is_pausable
+from autotune.session import is_pausable, reserved_port
 from autotune.training.capabilities import visible_devices_environment
 from autotune.training.device import is_out_of_memory, share_memory
 from autotune.training.parallel.ranks import open_store
@@ -50,6 +57,7 @@ from autotune.training.parallel.rendezvous import (
     follow,
     joined_at,
     noted_contention,
+    set_master_port,
     torchrun_environment,
 )
 from autotune.training.parallel.reports import LeadingRank
@@ -75,6 +83,9 @@ class TaskRun:
         """Where the ranks meet, open as long as this object; None if there is one rank, alone."""
         if task.num_workers > 1 or task.config.has_rendezvous:
             self._store = open_store(host)
+        self._entered = contextlib.ExitStack()
+        if task.config.has_rendezvous:
+            set_master_port(self._store, self._entered.enter_context(reserved_port()))
         self._leader: LeadingRank | None = None
         """Speaks to the other ranks of a user's function."""
         self._watchdog = Watchdog(
@@ -87,7 +98,6 @@ class TaskRun:
         self._fingerprint: Mapping[str, Any] = {}
         self._last: Evaluation | None = None
         self._hang_file: TextIO | None = None
-        self._entered = contextlib.ExitStack()
         self._folder: Path | None = None
 
     @property
@@ -171,6 +181,9 @@ class TaskRun:
             return report_of_end(self._task, seconds=0.0, reason=reason)
         text = traceback.format_exc()
         refusal = refusal_of(error)
+        if isinstance(error, AutotuneError) and self._folder is not None:
+            # a process that the training had started may have printed the reason
+            refusal = refusal_in(end_of_output(self._folder)) or refusal
         if isinstance(error, StateError):  # of a paused trial, whose point is trained anew
             outcome = Outcome.LOST
         elif isinstance(error, DivergedError):

@@ -74,22 +74,23 @@ def has_printed(folder: Path) -> bool:
     return False
 
 
+def end_of_output(folder: Path) -> str:
+    """What the run whose folder this is has printed last; empty if that is not known here."""
+    try:
+        with (folder / OUTPUT_FILE).open("rb") as file:
+            file.seek(-min(_NUM_FIRST, file.seek(0, os.SEEK_END)), os.SEEK_END)
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def last_printed(study: Path, run: str) -> str:
     """What a run whose process died printed last, an exception or a line, and where all of it is.
 
     Empty if it is not known here.
     """
     path = folder_of(study, run) / OUTPUT_FILE
-    try:
-        with path.open("rb") as file:
-            file.seek(-min(_NUM_FIRST, file.seek(0, os.SEEK_END)), os.SEEK_END)
-            lines = [
-                line
-                for line in re.split(r"[\r\n]+", file.read().decode(errors="replace"))
-                if line.strip()
-            ]
-    except OSError:
-        return ""
+    lines = [line for line in re.split(r"[\r\n]+", end_of_output(path.parent)) if line.strip()]
     if not lines:
         return ""
     index = last_exception(lines)

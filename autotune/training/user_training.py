@@ -25,6 +25,7 @@ import queue
 import sys
 import sysconfig
 import threading
+import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -507,14 +508,18 @@ def _reports_of_function(
         requests.get()
         if ended.is_set():
             return
+        raised, process = None, os.getpid()
         try:
             function(report)
         except TrainingEnded:
             pass
         except BaseException as error:  # noqa: BLE001  # the generator raises it again
-            reported.put(error)
-            return
-        reported.put(None)
+            raised = error
+        if os.getpid() != process:  # a copy of this one, which the function has forked
+            if raised is not None:
+                traceback.print_exception(raised)
+            os._exit(raised is not None)
+        reported.put(raised)
 
     thread = threading.Thread(target=run, name="training", daemon=True)
     thread.start()

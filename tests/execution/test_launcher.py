@@ -5,6 +5,7 @@ anywhere, and leaves nothing behind; several train together as ranks.
 import contextlib
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -30,7 +31,9 @@ from tests.support.records import make_trial_task
 ROOT = Path(__file__).resolve().parents[2]
 
 _ENDS = """
-import ctypes, os, pathlib, re, signal, subprocess, sys, time
+import ctypes, multiprocessing, os, pathlib, re, signal, subprocess, sys, time
+import torch
+import autotune
 
 def note(name, number):
     pathlib.Path(name + ".part").write_text(str(number))
@@ -61,6 +64,29 @@ def hangs_in_c():
 
 def works():
     yield {"metric": 1.0}
+
+def forks():
+    child = os.fork()
+    if child == 0:
+        autotune.report(0.1)
+    os.waitpid(child, 0)
+
+def forks_by_multiprocessing():
+    child = multiprocessing.get_context("fork").Process(target=autotune.report, args=(0.1,))
+    child.start()
+    child.join()
+
+class Reporting:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        autotune.report(0.1)
+
+def loads_data():
+    autotune.report(0.1)
+    for _ in torch.utils.data.DataLoader(Reporting(), num_workers=1):
+        pass
 """
 
 
@@ -164,6 +190,15 @@ def test_what_ended_a_process_is_said_and_the_next_one_trains(
     assert (last.outcome, last.is_tried_twice) == (outcome, False)
     [report] = reports_of(group, make_task(how="works"))
     assert report.outcome is Outcome.REACHED
+
+
+@pytest.mark.parametrize("how", ["forks", "forks_by_multiprocessing", "loads_data"])
+def test_a_report_of_a_process_that_a_function_has_started_is_one_line(
+    group: ProcessGroup, make_task: Any, how: str
+) -> None:
+    last = reports_of(group, make_task(how=how))[-1]
+    assert last.outcome is Outcome.INVALID
+    assert re.fullmatch(r"autotune: was called in process \d+, .* no mp.spawn", last.error or "")
 
 
 def test_a_training_past_its_deadline_ends_with_all_that_it_started(

@@ -85,7 +85,9 @@ def _loop(model: Any, seed: int, epochs: int, fault: str | None) -> None:
 
 
 def ddp(seed: int, epochs: int = 6, fault: str | None = None) -> None:
-    """A loop with DistributedDataParallel."""
+    """A loop with DistributedDataParallel, at a port of its own as in many a tutorial."""
+    if "TORCHELASTIC_USE_AGENT_STORE" not in os.environ:  # torchrun's own ranks meet at its store
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) // 2)
     distributed.init_process_group("gloo")
     _loop(torch.nn.parallel.DistributedDataParallel(new_model()), seed, epochs, fault)
 

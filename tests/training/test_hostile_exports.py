@@ -83,8 +83,11 @@ def test_a_value_does_not_become_code_in_a_script(text: str) -> None:
 
 
 def test_an_arguments_name_does_not_become_a_key_of_best_arguments() -> None:
-    arguments = {"lr\nother: 1": 2}
-    assert yaml.safe_load(arguments_yaml("train", arguments, study="s")) == arguments
+    arguments = {"lr\nother: 1": 2, "weight-decay": 0.1, "lr": 3}
+    text = arguments_yaml("train", arguments, study="s")
+    assert yaml.safe_load(text) == arguments
+    call = text.partition(": ")[2].partition("\n")[0]
+    assert eval(call, {"train": lambda **values: values}) == arguments  # our own
 
 
 def test_a_cell_of_trials_csv_is_no_formula(tmp_path: Path) -> None:

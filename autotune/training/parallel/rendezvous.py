@@ -121,8 +121,9 @@ def torchrun_environment(
     """The environment variables by which PyTorch, and libraries on it, find the other ranks: those
     of torchrun.
 
-    Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables. The store
-    is held by the first rank, as it is by torchrun's agent.
+    The user's first rank listens at ``MASTER_PORT``, which may be another one where it says so.
+
+    Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables.
     """
     return {
         "RANK": str(rendezvous.rank),
@@ -131,17 +132,24 @@ def torchrun_environment(
         "LOCAL_WORLD_SIZE": str(local_size),
         "GROUP_RANK": "0",
         "MASTER_ADDR": rendezvous.host,
-        "MASTER_PORT": str(rendezvous.port),
+        "MASTER_PORT": _store_of(rendezvous).get(_MASTER_PORT).decode(),
         "TORCHELASTIC_RUN_ID": run,
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
     } | (
         {_GLOO_INTERFACE: name}
         if (name := _interface_towards(rendezvous.host)) is not None
         and _GLOO_INTERFACE not in os.environ
         else {}
     )
+
+
+def set_master_port(store: TCPStore, kept: socket.socket) -> None:
+    """Tell all ranks the port that the first one keeps for the process group of the user's code."""
+    store.set(_MASTER_PORT, str(kept.getsockname()[1]))
+
+
+_MASTER_PORT = "autotune/master_port"
 
 
 class ContentionNotes:
