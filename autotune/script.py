@@ -83,6 +83,8 @@ _KILLED_RANK = re.compile(
     r"|process rank (\d+) .* on signal 9|process (\d+) terminated with signal SIGKILL"
 )
 """How torchrun, mpirun and torch's spawn tell which of their processes was killed first."""
+_CRASHED_RANK = re.compile(r"Root Cause[^=]*? rank +: (\d+)[^=]*?Signal \d+ \((\w+)\) received")
+"""How torchrun tells which of its processes a signal such as SIGSEGV ended first."""
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 """Exit codes of a process that was killed: its own, and that of the shell which ran it."""
 _IMPORT_TIME = b"import time:"
@@ -604,6 +606,8 @@ class _Script:
             if last is not None:  # launchers print a page after it
                 lines = lines[: last + 1]
             reason = next(filter(None, map(str.strip, reversed(lines))), "it printed nothing")
+            if "ChildFailedError" in reason and (crashed := _CRASHED_RANK.search(output)):
+                reason = f"rank {crashed[1]} of the command was ended by {crashed[2]}"
             if is_lost_connection(reason):
                 raise RuntimeError(
                     "a process of the command is gone: another one lost its connection to it (exit"

@@ -10,6 +10,7 @@ started it.
 import contextlib
 import difflib
 import json
+import multiprocessing
 import os
 import pkgutil
 import socket
@@ -211,11 +212,14 @@ def current() -> Session | None:
     global _active  # noqa: PLW0603  # a process runs one training at a time
     trains, address = os.environ.get(PROCESS), os.environ.get(ADDRESS)
     is_rank = address is not None and rank_of(os.environ) > 0
-    if trains not in (None, str(os.getpid())) and not is_rank:
+    # such as a worker of a DataLoader, in a command whose own process has not called this before
+    is_daemon = address is not None and multiprocessing.current_process().daemon
+    if is_daemon or (trains not in (None, str(os.getpid())) and not is_rank):
         raise ConfigError(
-            f"autotune: was called in process {os.getpid()}, which the training in process {trains}"
-            " has started; call it in the process that trains. To train with several processes,"
-            " tune(..., devices=N) calls the function once in each: it needs no mp.spawn"
+            f"autotune: was called in process {os.getpid()}, which the training in process"
+            f" {trains or os.getppid()} has started; call it in the process that trains. To train"
+            " with several processes, tune(..., devices=N) calls the function once in each: it"
+            " needs no mp.spawn"
         )
     if _active is None and address is not None:
         client = _Client(address, rank_of(os.environ))

@@ -481,6 +481,14 @@ Root Cause (first observed failure):
             _OF_TORCHRUN.format(error=_GLOO + "KeyError: 'lr'\n", others=-9, first=1),
             "KeyError: 'lr' (",
         ),
+        (
+            _OF_TORCHRUN.format(
+                error="Traceback (most recent call last):\n",
+                others=-15,
+                first="-11 (pid: 11)\n  traceback : Signal 11 (SIGSEGV) received by PID 11",
+            ),
+            "rank 1 of the command was ended by SIGSEGV (",
+        ),
     ],
 )
 def test_a_rank_that_is_gone_is_told_in_one_line_and_is_lost(
@@ -491,7 +499,19 @@ def test_a_rank_that_is_gone_is_told_in_one_line_and_is_lost(
     line = told_as_killed(failed.value)
     assert str(failed.value).startswith(told)
     assert (line or told).startswith(told)
-    assert (line is None) == ("KeyError" in told)
+    assert (line is None) == told.endswith("(")
+
+
+def test_a_report_of_a_data_loaders_worker_is_refused(own: MakeConfig) -> None:
+    script = """
+import autotune, torch.utils.data as data
+class Reporting(data.Dataset):
+    def __len__(self): return 1
+    def __getitem__(self, index): autotune.report(0.5)
+next(iter(data.DataLoader(Reporting(), num_workers=1)))
+"""
+    with pytest.raises(RuntimeError, match=r"was called in process \d+, which the training in"):
+        list(start_training(own(script)))
 
 
 HYDRA_APP = """
