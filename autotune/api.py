@@ -444,7 +444,8 @@ def _baseline(
     keys.
 
     Raises:
-        ConfigError: an argument is missing, or the function does not take it.
+        ConfigError: an argument is missing, stands beneath another one's value, or the function
+            does not take it.
     """
     where, parameters = f"tune({_name(training)})", inspect.signature(training).parameters
     accepted = getattr(training, "command_keys", [*parameters])
@@ -464,6 +465,11 @@ def _baseline(
             )
         if key not in given:
             raise ConfigError(f"{where}: baseline: {key}, a key of the space, needs a value")
+        if beneath := [other for other in given if other.startswith(f"{key}.")]:
+            raise ConfigError(
+                f"{where}: {key} has a value, so {beneath[0]} cannot stand beneath it; give one of"
+                " these keys another name, as in optimizer.lr={lr} of a command"
+            )
     return {key: _plain(f"{where}: {key}", value) for key, value in given.items()}
 
 

@@ -161,6 +161,14 @@ def call(space: Any, **baseline: Any) -> dict[str, Any]:
             r"tune\(fit\): lrr: no such argument \(did you mean lr\?\); it takes lr, depth, report",
         ),
         (call({"lr": [1]}, lr=1, x=2), "x: no such argument; it takes lr, depth, report"),
+        (
+            {
+                **call({"optimizer": ["adam"], "optimizer.lr": [1]}),
+                "training": autotune.command("python a.py {optimizer} {optimizer.lr}"),
+                "baseline": {"optimizer": "adam", "optimizer.lr": 1},
+            },
+            "optimizer has a value, so optimizer.lr cannot stand beneath it; give one of these",
+        ),
         (call({"depth": "log"}, lr=1), "depth: found 'log'; give a list"),
         (call({"depth": 1}, lr=1), "space: depth: found 1; give a list"),
         (call({"depth": [fit]}, lr=1), "depth: found function, not numbers"),
