@@ -221,7 +221,8 @@ class RaySession:
             while not wait(either, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED).done:
                 # handlers run between waits, also of a signal that reached another thread, as after
                 # SIGSTOP
-                pass
+                if interrupt.is_set():
+                    self._is_gone(is_interrupted=True)
         finally:
             is_interrupted = interrupt.is_set()
             is_cut = not (done.done() or is_interrupted)  # by the end of Ray alone
@@ -247,12 +248,11 @@ class RaySession:
                 f" {self._lost.result()}"
             )
 
-    def _is_gone(self) -> bool:
+    def _is_gone(self, *, is_interrupted: bool = False) -> bool:
         with self._lock:
-            reason = (
-                None if self._lost.done() or self._heartbeat is None else self._heartbeat.lost()
-            )
-            if reason is not None:
+            if self._lost.done() or self._heartbeat is None:
+                return self._lost.done()
+            if (reason := self._heartbeat.lost(is_interrupted=is_interrupted)) is not None:
                 self._lost.set_result(reason)
             return self._lost.done()
 

@@ -29,6 +29,7 @@ _ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",
+    "RAY_ENABLE_AUTO_CONNECT": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -134,6 +135,8 @@ class Heartbeat:
     def __init__(self, accelerator_type: str | None) -> None:
         host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
         self._head = (host.strip("[]"), int(port))
+        node = ray._private.worker._global_node  # noqa: SLF001  # no public name
+        self._processes = [each.process for some in node.all_processes.values() for each in some]
         self._own = [child for child in psutil.Process().children() if child.name() in _NEEDED]
         self._answered_at = time.monotonic()
         self._accelerator_type = accelerator_type
@@ -142,8 +145,16 @@ class Heartbeat:
         """The resources of the machines that are alive now and have GPUs of the kind wanted."""
         return size_of(self._accelerator_type)
 
-    def lost(self) -> str | None:
-        """Why Ray counts as gone; None if it is there."""
+    def lost(self, *, is_interrupted: bool = False) -> str | None:
+        """Why Ray counts as gone; None if it is there.
+
+        Where a signal has interrupted this process, a Ray of its own that has got it, too, is
+        ended: its raylet would take ten seconds, and answer nothing.
+        """
+        if is_interrupted and any(process.poll() is not None for process in self._processes):
+            for process in self._processes:
+                process.kill()
+            return "the signal to this process has ended it"
         for process in self._own:
             if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
                 return f"its {_NEEDED[process.name()]} has ended"

@@ -4,7 +4,9 @@ gone or never came.
 
 import atexit
 import os
+import signal
 import stat
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from autotune.confirm.runs import Lanes, Run, RunsInTurns
 from autotune.errors import ClusterError
 from autotune.execution import cluster
 from autotune.execution.cluster import ClusterSize, RaySession, check_answers
+from autotune.execution.ray_cluster import Heartbeat
 
 
 def _connection() -> RaySession:
@@ -82,6 +85,23 @@ def test_work_that_only_the_end_of_ray_interrupted_is_not_taken_for_the_users_in
     else:
         with pytest.raises(ClusterError, match="Ray is gone: its raylet has ended"):
             connection.run(interrupt.wait, interrupt)
+
+
+def test_a_ray_that_the_signal_to_the_driver_reached_is_ended_and_not_waited_for(
+    cluster: ClusterSize, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.execution.cluster._LEAVE_SECONDS", 0.1)
+    connection, interrupt = _connection(), threading.Event()
+    interrupt.set()
+    heartbeat = Heartbeat(None)
+    ended, lives = (subprocess.Popen(command) for command in (["true"], ["sleep", "60"]))
+    ended.wait()
+    heartbeat._processes, connection._heartbeat = [lives], heartbeat
+    assert connection.run(lambda: "in good order", interrupt) == "in good order"
+    heartbeat._processes = [ended, lives]
+    with pytest.raises(KeyboardInterrupt):
+        connection.run(lambda: lives.wait() and threading.Event().wait(60), interrupt)
+    assert lives.returncode == -signal.SIGKILL
 
 
 def test_runs_that_end_as_ray_is_gone_are_not_taken_for_interrupted(tmp_path: Path) -> None:

@@ -88,7 +88,9 @@ def _assert_resumable(said: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "to_group"), [(signal.SIGTERM, False), (signal.SIGHUP, True)])
+@pytest.mark.parametrize(
+    ("number", "to_group"), [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGHUP, True)]
+)
 def test_a_study_ends_in_good_order_whoever_gets_the_signal(
     commands: Any, tmp_path: Path, number: signal.Signals, to_group: bool
 ) -> None:
