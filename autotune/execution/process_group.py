@@ -237,6 +237,7 @@ class ProcessGroup:
             RankPlace(
                 local_rank=hosts[:rank].count(host),
                 local_size=hosts.count(host),
+                machine=len(set(hosts[: hosts.index(host)])),
                 devices=[
                     device
                     for there, of_rank in zip(hosts, devices, strict=True)

@@ -113,6 +113,8 @@ class RankPlace:
 
     local_rank: int = 0
     local_size: int = 1
+    machine: int = 0
+    """Number of its machine among the training's."""
     devices: Sequence[str] = ()
     """Ids of the GPUs of all of these; empty if the process sees them already."""
 

@@ -284,6 +284,7 @@ def enter_rank(task: TrialTask, rendezvous: Rendezvous, place: RankPlace) -> Non
                 rendezvous,
                 local_rank=place.local_rank,
                 local_size=place.local_size,
+                machine=place.machine,
                 run=task.name,
             )
         )

@@ -97,15 +97,29 @@ from torch import distributed
 
 def fit(devices, lr):
     distributed.init_process_group("gloo")
-    ranks = torch.tensor([float(os.environ[name]) for name in ("RANK", "LOCAL_RANK")])
+    names = ("RANK", "LOCAL_RANK", "GROUP_RANK")
+    ranks = torch.tensor([float(os.environ[name]) for name in names])
     distributed.all_reduce(ranks)
-    assert ranks.tolist() == [6, 2], ranks  # 0, 1, 2, 3, and 0, 1 on each of two machines
+    assert ranks.tolist() == [6, 2, 2], ranks  # 0, 1, 2, 3, and 0, 1 on machines 0 and 1
     assert (os.environ["LOCAL_WORLD_SIZE"], devices) == ("2", 4)
     for epoch in range(1, 4):
         autotune.report(lr * epoch * devices, reduce="mean", epoch=epoch)
 
+def fit_by_lightning(lr):
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.demos.boring_classes import BoringModel
+
+    class Model(BoringModel):
+        def validation_step(self, batch, batch_idx):
+            self.log("score", lr * self.trainer.world_size * (self.current_epoch + 1))
+
+    Trainer(
+        accelerator="cpu", devices=2, num_nodes=2, strategy="ddp", max_epochs=3, logger=False,
+        num_sanity_val_steps=0, callbacks=[autotune.lightning.ReportCallback("score")],
+    ).fit(Model())
+
 autotune.tune(
-    fit,
+    globals()[sys.argv[2]],
     space={"lr": [0.1, 0.2]},
     baseline={"lr": 0.1},
     target=autotune.target("score", at_least=1.1, max_seconds=60),
@@ -119,10 +133,13 @@ autotune.tune(
 """
 
 
-def test_a_function_of_four_ranks_trains_on_two_machines(far: FarCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("function", ["fit", "fit_by_lightning"])
+def test_a_function_of_four_ranks_trains_on_two_machines(
+    far: FarCluster, tmp_path: Path, function: str
+) -> None:
     (tmp_path / "four.py").write_text(_OF_FOUR)
     log = tmp_path / "four.txt"
-    command = (sys.executable, "four.py", far.address)
+    command = (sys.executable, "four.py", far.address, function)
     study = far.driver.start(*command, folder=tmp_path, log=log)
     exit_code(study)
     rows = rows_of(tmp_path / "outputs/four/trials.csv")

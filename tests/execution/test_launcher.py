@@ -358,12 +358,13 @@ def test_ranks_of_a_users_function_see_the_gpus_of_all_on_their_machine(
     group = ProcessGroup(host="here", start_elsewhere=lambda task, rank: Elsewhere(rank))
     group._processes = [_Ended(), *(Elsewhere(rank) for rank in (1, 2, 3))]
     places = group._places(make_task("parallelism=ddp", "parallelism.num_workers=4", num_gpus=4))
-    assert [(each.local_rank, each.local_size, list(each.devices)) for each in places] == [
-        (0, 2, ["6", "7"]),
-        (1, 2, ["6", "7"]),
-        (0, 2, ["2", "3"]),
-        (1, 2, ["2", "3"]),
+    assert [(each.machine, each.local_rank, list(each.devices)) for each in places] == [
+        (0, 0, ["6", "7"]),
+        (0, 1, ["6", "7"]),
+        (1, 0, ["2", "3"]),
+        (1, 1, ["2", "3"]),
     ]
+    assert {each.local_size for each in places} == {2}
 
 
 @pytest.mark.parametrize(("given", "of_rank"), [(None, "2"), ("4", "2"), ("1", "1")])

@@ -116,7 +116,7 @@ def _interface_towards(host: str) -> str | None:
 
 
 def torchrun_environment(
-    rendezvous: Rendezvous, *, local_rank: int, local_size: int, run: str
+    rendezvous: Rendezvous, *, local_rank: int, local_size: int, machine: int, run: str
 ) -> dict[str, str]:
     """The environment variables by which PyTorch, and libraries on it, find the other ranks: those
     of torchrun.
@@ -130,7 +130,7 @@ def torchrun_environment(
         "LOCAL_RANK": str(local_rank),
         "WORLD_SIZE": str(rendezvous.size),
         "LOCAL_WORLD_SIZE": str(local_size),
-        "GROUP_RANK": "0",
+        "GROUP_RANK": str(machine),
         "MASTER_ADDR": rendezvous.host,
         "MASTER_PORT": _store_of(rendezvous).get(_MASTER_PORT).decode(),
         "TORCHELASTIC_RUN_ID": run,
