@@ -43,6 +43,7 @@ from autotune.errors import (
     ConfigError,
     DataError,
     DivergedError,
+    FileError,
     StateError,
     is_lost_connection,
     last_exception,
@@ -320,8 +321,8 @@ def _saved() -> list[Path]:
 
 def _cannot_be_paused() -> None:
     """Note for all trials of the study that their command cannot be paused by SIGTERM."""
-    with contextlib.suppress(OSError):
-        (trial().folder.parent / _NOT_PAUSABLE).touch()
+    with contextlib.suppress(FileError):
+        replace_file(trial().folder.parent / _NOT_PAUSABLE, "")
 
 
 class _Script:
