@@ -438,9 +438,10 @@ class _Script:
         target's metric.
         """
         if line.startswith(_IMPORT_TIME):
-            microseconds, *_, name = line.removeprefix(_IMPORT_TIME).split(b"|")
+            # not all lines that begin so are Python's, or whole
+            microseconds, _, rest = line.removeprefix(_IMPORT_TIME).partition(b"|")
             microseconds = microseconds.strip()
-            if name.strip() in _LIGHTNING:
+            if rest.rpartition(b"|")[2].strip() in _LIGHTNING:
                 self._has_own_handler = True
             if not microseconds.isdigit():  # the heading, which each Python prints as it starts
                 self._num_pythons += 1
@@ -554,7 +555,8 @@ class _Script:
                 raise DataError("training: the command was not ended by SIGTERM")
             # what it still says is no evaluation
             if select.select([self._stdout.fileno()], [], [], _POLL_SECONDS)[0]:
-                os.write(1, self._stdout.read()[1])
+                said = self._stdout.read()[1].splitlines(keepends=True)
+                os.write(1, b"".join(line for line in said if not line.startswith(_IMPORT_TIME)))
             self._receive(time.monotonic())
             self.go_on()
         if not (saved := _saved()):

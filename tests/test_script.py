@@ -29,6 +29,7 @@ print("starting", sys.argv[1:])
 for epoch in range(1, 5):
     print(json.dumps({"score": epoch * float(sys.argv[2]), "epoch": epoch, "lr": 1}))
     print("not json {")
+    print("import time: as Python begins what it says of imports")
 print("[1, 2]")
 """
 REPORTING = """

@@ -262,15 +262,19 @@ class TrialConfig:
     @property
     def num_processes(self) -> int:
         """Number of processes that are started to train together: a command starts its own."""
-        is_command = self.training is not None and self.training["_target_"] == COMMAND
-        return 1 if is_command else self.num_workers
+        return 1 if self.is_command else self.num_workers
+
+    @property
+    def is_command(self) -> bool:
+        """Whether the training is a command."""
+        return self.training is not None and self.training["_target_"] == COMMAND
 
     @property
     def has_rendezvous(self) -> bool:
         """Whether the processes of a function find each other as torchrun's do: one alone, too, if
         a strategy for several was chosen.
         """
-        is_function = self.training is not None and self.training["_target_"] != COMMAND
+        is_function = self.training is not None and not self.is_command
         return is_function and (
             self.num_workers > 1 or not str(self.parallelism.get("_target_")).endswith(".Single")
         )

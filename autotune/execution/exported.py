@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config.compose import Composed, Composer
-from autotune.config.schema import COMMAND, TrialConfig, first_difference
+from autotune.config.schema import TrialConfig, first_difference
 from autotune.errors import ConfigError
 from autotune.files import FORMAT, replace_file, replacing
 from autotune.measurement import TrialResult
@@ -115,7 +115,7 @@ def write_program(
     if config.training is not None:
         arguments = {key: config.training[key] for key in config.training if key[0] != "_"}
         function = str(config.training["_target_"]).rpartition(".")[2]
-        command = arguments.pop("command") if config.training["_target_"] == COMMAND else None
+        command = arguments.pop("command") if config.is_command else None
         if command is not None:
             command = command.replace("{devices}", str(config.num_workers))
         if config.num_workers > 1 or "parallelism.num_workers" in searched:

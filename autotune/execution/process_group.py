@@ -278,9 +278,7 @@ def rank_environment(
     if not task.num_gpus:
         return environment
     gpus = visible_devices(task.num_gpus) if devices is None else devices
-    if (
-        task.config.training is None
-    ):  # else each rank sees all, and LOCAL_RANK says which is its own
+    if task.config.training is None:  # a user's ranks see all, and LOCAL_RANK says which is theirs
         each = task.num_gpus // task.num_workers
         gpus = gpus[rank * each : (rank + 1) * each]
     return environment | visible_devices_environment(gpus)

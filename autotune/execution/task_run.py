@@ -270,7 +270,7 @@ class TaskRun:
         return path if path.parent.is_dir() else Path(tempfile.gettempdir()) / path.name
 
 
-def _rendezvous(task: TrialTask, host: str, port: int, rank: int) -> Any:
+def _rendezvous(task: TrialTask, host: str, port: int, rank: int) -> Rendezvous:
     return Rendezvous(host=host, port=port, rank=rank, size=task.num_workers)
 
 
@@ -335,7 +335,8 @@ def _prepare_process(task: TrialTask) -> None:
     sys.path.extend(folder for folder in task.code_folders if folder not in sys.path)
     if task.compiled_folder is not None and Path(task.compiled_folder).is_dir():
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = task.compiled_folder
-    if task.trials_per_gpu > 1:
+    # a command trains in a process of its own, whose memory this one cannot limit
+    if task.trials_per_gpu > 1 and not task.config.is_command:
         share_memory(task.trials_per_gpu)
 
 

@@ -33,6 +33,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # missing in torch's stubs
 
 from autotune.config.build import accepted_arguments, build_partial
 from autotune.config.schema import TrialConfig
@@ -374,8 +375,7 @@ class _UserFunction:
         if "process_group" not in self._arguments:
             yield self._arguments
             return
-        alone: dict[str, Any] = {"store": torch._C._distributed_c10d.HashStore()}  # noqa: SLF001
-        alone |= {"rank": 0, "world_size": 1}
+        alone: dict[str, Any] = {"store": HashStore(), "rank": 0, "world_size": 1}
         distributed.init_process_group(**{} if "RANK" in os.environ else alone)
         try:
             yield self._arguments | {"process_group": distributed.group.WORLD}
