@@ -16,6 +16,8 @@ import pytest
 from autotune.config.command_line import EXIT_BAD_INPUT, run_command
 from autotune.config.compose import Composer
 from autotune.execution.cluster import ClusterSize
+from autotune.execution.launcher import Launcher
+from autotune.execution.process_group import ProcessGroup
 from autotune.execution.ray_cluster import connected
 from autotune.tune_study import tune_command
 from tests.support.patience import PATIENCE_SECONDS
@@ -68,6 +70,18 @@ class Commands:
                 stderr=err,
                 start_new_session=True,
             )
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[Launcher]:
+    with contextlib.closing(Launcher()) as launcher:
+        yield launcher
+
+
+@pytest.fixture
+def group(launcher: Launcher) -> Iterator[ProcessGroup]:
+    with contextlib.closing(ProcessGroup(launcher=launcher.address)) as group:
+        yield group
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 anywhere, and leaves nothing behind; several train together as ranks.
 """
 
-import contextlib
 import os
 import pickle
 import re
@@ -105,18 +104,6 @@ def make_task(trial_config: Callable[..., TrialConfig], tmp_path: Path) -> Calla
         return replace(task, **fields)
 
     return make
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[Launcher]:
-    with contextlib.closing(Launcher()) as launcher:
-        yield launcher
-
-
-@pytest.fixture
-def group(launcher: Launcher) -> Iterator[ProcessGroup]:
-    with contextlib.closing(ProcessGroup(launcher=launcher.address)) as group:
-        yield group
 
 
 def numbers(reports: list[Any]) -> list[tuple[int, float, float]]:

@@ -2,7 +2,6 @@
 wrong as a training of one process does, and leaves nothing behind.
 """
 
-import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -69,16 +68,10 @@ def make_task(trial_config: Callable[..., TrialConfig], tmp_path: Path) -> Calla
     return make
 
 
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[Launcher]:
-    with contextlib.closing(Launcher()) as launcher:
-        yield launcher
-
-
-@pytest.fixture
-def group(launcher: Launcher) -> Iterator[ProcessGroup]:
-    with contextlib.closing(ProcessGroup(launcher=launcher.address)) as group:
-        yield group
+@pytest.fixture(autouse=True)
+def nothing_is_left(launcher: Launcher) -> Iterator[None]:
+    """Made before ``group``, so that this looks after it was closed."""
+    yield
     wait_until(lambda: _are_gone(launcher))
 
 
