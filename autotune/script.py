@@ -23,7 +23,6 @@ import selectors
 import shlex
 import signal
 import socket
-import string
 import struct
 import subprocess
 import sys
@@ -38,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from autotune.command_template import CONFIG_FILES, OF_TRIAL, fields, filled
 from autotune.config.schema import TrialConfig
 from autotune.errors import (
     ConfigError,
@@ -58,6 +58,7 @@ from autotune.session import (
     SEED,
     STATE,
     WORLD_SIZES,
+    environment_of,
     meant_by,
     numbers,
     rank_of,
@@ -65,7 +66,6 @@ from autotune.session import (
     trial,
     world_size,
 )
-from autotune.yaml_files import yaml_text
 
 if TYPE_CHECKING:
     from autotune.training.checkpoint import TrainingCheckpoint  # imports torch
@@ -76,9 +76,6 @@ _MAX_BYTES = 2**16
 longest message of a script."""
 _END_SECONDS = 5.0
 """Seconds that a script may take to end after SIGTERM."""
-_OF_TRIAL = ("trial_folder", "trial_number", "devices", "config_file", "config_json")
-"""Names in braces that are no keys of the space: the trial's folder, number and devices, and files
-with all values of the space."""
 _KILLED_RANK = re.compile(
     r"Root Cause[^=]*? rank +: (\d+)[^=]*?exitcode +: -9"
     r"|process rank (\d+) .* on signal 9|process (\d+) terminated with signal SIGKILL"
@@ -99,7 +96,7 @@ _SIGTERM_FILE = "ended_by_sigterm.json"
 far it had come."""
 _NOT_PAUSABLE = ".ended_by_sigterm_without_a_state"
 """File beside the trials' folders once a command could not go on after it was ended by SIGTERM."""
-_WRITTEN_BY_US = frozenset({OUTPUT_FILE, "config.yaml", "config.json"})
+_WRITTEN_BY_US = frozenset({OUTPUT_FILE, *CONFIG_FILES})
 """Files in a trial's folder that the command did not write."""
 _LIGHTNING = (b"lightning.pytorch", b"pytorch_lightning")
 """Modules that handle SIGTERM, and then save nothing."""
@@ -139,8 +136,8 @@ def command(template: str) -> Command:
     Raises:
         ConfigError: the template has no name in braces, or cannot be split as a shell would.
     """
-    names = _fields(template)
-    keys = [name for name in names if name not in _OF_TRIAL]
+    names = fields(template)
+    keys = [name for name in names if name not in OF_TRIAL]
     if {"config_file", "config_json"} & set(names):
         return Command(template, None)
     if not keys:
@@ -157,8 +154,8 @@ def check(command: str, **values: Any) -> None:
         ConfigError: the command cannot be split as a shell would, what is in braces is no name or
             has no value, or the Python script that it runs is not there.
     """
-    accepted = [*values, *_OF_TRIAL]
-    if missing := [key for key in _fields(command) if key.partition(".")[0] not in accepted]:
+    accepted = [*values, *OF_TRIAL]
+    if missing := [key for key in fields(command) if key.partition(".")[0] not in accepted]:
         raise ConfigError(
             f"training.command: {missing[0]} has no value; names in braces can be"
             f" {', '.join(accepted)}"
@@ -167,26 +164,6 @@ def check(command: str, **values: Any) -> None:
     script = next((word for word in words if word.endswith(".py") and "{" not in word), None)
     if first in ("python", "python3", "torchrun") and script and not Path(script).exists():
         raise ConfigError(f"training.command: {script}: there is no such file in {Path.cwd()}")
-
-
-def _fields(template: str) -> list[str]:
-    """The names in braces.
-
-    Raises:
-        ConfigError: the command cannot be split as a shell would, or what is in braces is no name.
-    """
-    reason = "names in braces look like --lr {lr}"
-    try:
-        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
-        words = [word for name in names for word in name.replace("-", "_").split(".")]
-        if shlex.split(template) and all(word.isidentifier() for word in words):
-            return list(dict.fromkeys(names))
-    except ValueError as error:
-        reason = str(error)
-    raise ConfigError(
-        f"command: {template!r}: {reason}; double the command's own braces, such as"
-        """ --config '{{"lr": {lr}}}'"""
-    )
 
 
 def run(
@@ -208,14 +185,12 @@ def run(
             as its output does.
         ConfigError: the command cannot be started, or reports what is refused.
     """
-    parts = [
-        _FIELDS.vformat(part, (), values | _of_trial(command, config, values))
-        for part in shlex.split(command)
-    ]
+    of_trial: dict[str, Any] = {"number": trial().number or 0, "devices": config.num_workers}
+    parts = filled(command, values, folder=trial().folder, **of_trial)
     if parts[0] in ("python", "python3"):
         parts[0] = sys.executable
     phases: list[contextlib.AbstractContextManager[None]] = []
-    has_folder = "trial_folder" in _fields(command)
+    has_folder = "trial_folder" in fields(command)
     scratch = tempfile.TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True)
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     with scratch as folder, channel, reserved_port() as port:
@@ -259,35 +234,6 @@ def run(
 
 
 run.autotune_check = check  # type: ignore[attr-defined]  # called before the first trial
-
-
-class _Fields(string.Formatter):
-    """Fills in what is in braces; ``{model.depth}`` is a value of the mapping ``model``."""
-
-    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
-        value = kwargs
-        for part in field_name.split("."):
-            value = value[part]
-        return value, field_name
-
-
-_FIELDS = _Fields()
-
-
-def _of_trial(command: str, config: TrialConfig, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the names in braces that are the trial's; writes the files that are named."""
-    folder, names = trial().folder, _fields(command)
-    files = {"config_file": folder / "config.yaml", "config_json": folder / "config.json"}
-    if "config_file" in names:
-        replace_file(files["config_file"], yaml_text(values))
-    if "config_json" in names:
-        replace_file(files["config_json"], json.dumps(values, indent=2))
-    return {
-        "trial_folder": folder,
-        "trial_number": trial().number or 0,
-        "devices": config.num_workers,
-        **files,
-    }
 
 
 def _reached_before_sigterm(files: Path | None) -> dict[str, float] | None:
@@ -683,9 +629,8 @@ class _Stdout:
             return None, os.read(self._ours, _MAX_BYTES)
         read, told, *_ = self._socket.recvmsg(_MAX_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
         writer = _CREDENTIALS.unpack(told[0][2])[0] if read and told else None
-        if writer not in self._ranks:  # now, while it runs
-            with contextlib.suppress(psutil.NoSuchProcess):
-                self._ranks[writer] = rank_of(_environment(psutil.Process(writer)))
+        if writer is not None and writer not in self._ranks:  # now, while it runs
+            self._ranks[writer] = rank_of(environment_of(writer))
         return writer, read
 
     def rank(self, writer: int | None) -> int:
@@ -697,7 +642,7 @@ def _trainers(running: list[psutil.Process]) -> list[psutil.Process]:
     """The processes that train: those that a launcher gave a rank, or else the one that a
     chain of shells has started.
     """
-    ranks = {each.pid: each for each in running if world_size(_environment(each)) > 1}
+    ranks = {each.pid: each for each in running if world_size(environment_of(each.pid)) > 1}
     if ranks:  # without the processes that load their data
         return [each for each in ranks.values() if each.ppid() not in ranks]
     while len(running) > 1 and not _catches_sigterm(running[0]):
@@ -708,7 +653,7 @@ def _trainers(running: list[psutil.Process]) -> list[psutil.Process]:
 def _check_ranks(running: Sequence[psutil.Process], num_devices: int) -> None:
     """Check that as many processes train together as the trial has devices."""
     for child in running[1:]:
-        size = world_size(_environment(child))
+        size = world_size(environment_of(child.pid))
         if size not in (1, num_devices):
             raise ConfigError(
                 f"training: the command started {size} processes that train together, in a"
@@ -725,13 +670,6 @@ def _is_alive(process: int | None) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return process is None or psutil.Process(process).status() != psutil.STATUS_ZOMBIE
     return False
-
-
-def _environment(process: psutil.Process) -> Mapping[str, str]:
-    """The environment variables that a process was started with; none if it has ended."""
-    with contextlib.suppress(psutil.Error):
-        return process.environ()
-    return {}
 
 
 def _catches_sigterm(process: psutil.Process) -> bool:

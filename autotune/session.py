@@ -252,6 +252,16 @@ def world_size(environment: Mapping[str, str]) -> int:
     return next((int(environment[name]) for name in WORLD_SIZES if environment.get(name)), 1)
 
 
+def environment_of(process: int) -> Mapping[str, str]:
+    """The environment variables that a process was started with; none if it has ended."""
+    # only processes that start others need it
+    import psutil  # noqa: PLC0415
+
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(process).environ()
+    return {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrialInfo:
     """Which trial some code runs in; see ``trial``."""

@@ -24,7 +24,7 @@ LAYERS = (
         "yaml_files",
         "mlflow_logs",
     ),
-    ("objective", "confirm.race", "recording", "config", "workloads"),
+    ("command_template", "objective", "confirm.race", "recording", "config", "workloads"),
     ("training", "search", "tracking"),
     ("reporting",),
     ("execution",),

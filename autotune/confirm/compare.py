@@ -307,7 +307,7 @@ def run_comparison(
     with (
         interruptible() as interrupt,
         sole_user(plan.folder),
-        log_file(plan.folder / "autotune.log"),
+        log_file(plan.folder / "autotune.log", partial(say, console)),
         contextlib.closing(RaySession(plan.config.cluster, launcher)) as connection,
     ):
         tracker = TrackerWriter(

@@ -182,7 +182,12 @@ class _Conclusion:
         replace_file(folder / "best.yaml", text)
         keep_best_weights(folder, self.best.trial)
         return write_program(
-            folder, trial, text, num_threads=plan.num_threads(trial), searched=plan.space.keys
+            folder,
+            trial,
+            text,
+            num_threads=plan.num_threads(trial),
+            number=self.best.trial,
+            searched=plan.space.keys,
         )
 
     def summary(self) -> dict[str, Any]:

@@ -9,11 +9,13 @@ each configuration are kept until the best one is known; its weights are kept as
 import contextlib
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.command_template import filled
 from autotune.config.compose import Composed, Composer
 from autotune.config.schema import TrialConfig, first_difference
 from autotune.errors import ConfigError
@@ -98,12 +100,14 @@ def write_program(
     best_yaml: str,
     *,
     num_threads: int,
+    number: int = 0,
     searched: Collection[str] = (),
 ) -> str | None:
     """Write the winner into a study's folder as a program that needs no autotune, with the comments
     of ``best.yaml`` on where it comes from, or as the arguments of the user's own function.
 
     Args:
+        number: the winner's number among the trials.
         searched: the keys of the search space.
 
     Returns:
@@ -115,12 +119,17 @@ def write_program(
     if config.training is not None:
         arguments = {key: config.training[key] for key in config.training if key[0] != "_"}
         function = str(config.training["_target_"]).rpartition(".")[2]
-        command = arguments.pop("command") if config.is_command else None
-        if command is not None:
-            command = command.replace("{devices}", str(config.num_workers))
+        call = None
+        if config.is_command:
+            command = arguments.pop("command")
+            devices = config.num_workers
+            parts = filled(
+                command, arguments, folder=folder / "best", number=number, devices=devices
+            )
+            arguments, call = _flat(arguments), shlex.join(parts)
         if config.num_workers > 1 or "parallelism.num_workers" in searched:
             arguments["devices"] = config.num_workers
-        text = arguments_yaml(function, arguments, study=folder.name, command=command)
+        text = arguments_yaml(function, arguments, study=folder.name, call=call)
         replace_file(folder / ARGUMENTS, text)
         return None
     # imports all that trains, needed only at the end
@@ -136,7 +145,7 @@ def write_program(
 
 
 def arguments_yaml(
-    function: str, arguments: Mapping[str, Any], *, study: str, command: str | None = None
+    function: str, arguments: Mapping[str, Any], *, study: str, call: str | None = None
 ) -> str:
     """YAML of the arguments of a training of the user's own, with its call in Python, or the
     command, as a comment.
@@ -145,18 +154,14 @@ def arguments_yaml(
         function: name of the function.
         arguments: its arguments by name.
         study: name of the study that found them.
-        command: the command with names in braces; None for a function.
+        call: the command; None for a function.
     """
-    if command is None:
+    if call is None:
         named = {name: value for name, value in arguments.items() if name.isidentifier()}
         values = [f"{name}={value!r}" for name, value in named.items()]
         if others := {name: arguments[name] for name in arguments if name not in named}:
             values.append(f"**{others!r}")
         call = f"{function}({', '.join(values)})"
-    else:
-        arguments, call = _flat(arguments), command
-        for name, value in arguments.items():
-            call = call.replace(f"{{{name}}}", str(value))
     return f"# Best of study {study}: {' '.join(call.splitlines())}\n{yaml_text(dict(arguments))}"
 
 

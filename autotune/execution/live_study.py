@@ -153,7 +153,7 @@ def opened(
     with (
         interruptible() as interrupt,
         sole_user(plan.folder),
-        log_file(plan.folder / "autotune.log"),
+        log_file(plan.folder / "autotune.log", partial(say, console)),
         told_storage_errors(plan.command_line()),
     ):
         study, sampler = open_study(

@@ -120,7 +120,7 @@ class TrainingPlan:
         reason = unsupported(config, have)
         if reason is None and config.num_workers > 1 and self.trials_per_gpu > 1:
             reason = (
-                f"parallelism.num_workers={config.num_workers} needs whole GPUs, and"
+                f"{config.num_workers} devices (parallelism.num_workers) need whole GPUs, and"
                 f" cluster.trials_per_gpu={self.trials_per_gpu} shares them"
             )
         if reason is not None or not cluster.is_local:

@@ -6,14 +6,15 @@ import contextlib
 import fcntl
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
 from autotune.errors import FileError, StudyError
-from autotune.execution.task import HANG_FILES
+from autotune.execution import task
 from autotune.files import appending, check_kind, check_writable, make_folder, opened_to_lock
 from autotune.redaction import LogFormatter
+from autotune.tracking.writer import ShownWarnings
 
 
 @contextlib.contextmanager
@@ -94,7 +95,7 @@ def _check_kinds(folder: Path) -> None:
 
 
 def _delete_hang_files(folder: Path) -> None:
-    for path in folder.glob(HANG_FILES):
+    for path in folder.glob(task.HANG_FILES):
         path.unlink(missing_ok=True)
 
 
@@ -110,10 +111,13 @@ class _LogFile(logging.StreamHandler[TextIO]):
 
 
 @contextlib.contextmanager
-def log_file(path: Path) -> Iterator[None]:
+def log_file(path: Path, say: Callable[[str], object]) -> Iterator[None]:
     """Write all log messages, of autotune and of libraries, to a file while the context lasts.
 
-    Also Python's warnings.
+    Also Python's warnings. Those that concern all trials are shown, too.
+
+    Args:
+        say: prints a line for the user; called from any thread.
 
     Raises:
         FileError: the file cannot be written.
@@ -122,12 +126,15 @@ def log_file(path: Path) -> Iterator[None]:
     handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     root.addHandler(handler)
+    of_trials, shown = logging.getLogger(task.__name__), ShownWarnings(say)
+    of_trials.addHandler(shown)
     logging.captureWarnings(True)
     try:
         yield
     finally:
         logging.captureWarnings(False)
         root.removeHandler(handler)
+        of_trials.removeHandler(shown)
         with contextlib.suppress(OSError):
             handler.stream.close()
 

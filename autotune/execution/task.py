@@ -228,8 +228,8 @@ def num_killed_for_memory() -> int:
 
 
 def warn_of_worker(report: WorkerReport) -> None:
-    """Log, once each, what a worker cannot tell of disturbances of its GPU."""
-    for line in report.fingerprint.get("untold", ()):
+    """Log, once each, what is told of how a worker uses its devices, and of what it cannot tell."""
+    for line in report.fingerprint.get("warnings", ()):
         warn_once(line)
 
 

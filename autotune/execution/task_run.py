@@ -11,10 +11,12 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
+
+import psutil
 
 from autotune.contention import Contention
 from autotune.errors import (
@@ -47,7 +49,7 @@ from autotune.measurement import OUTPUT_AT, Evaluation
 from autotune.mlflow_logs import keep_logs
 from autotune.outcome import Outcome
 from autotune.remote import paused_while_waiting
-from autotune.session import is_pausable, reserved_port
+from autotune.session import environment_of, is_pausable, reserved_port, world_size
 from autotune.training.capabilities import visible_devices_environment
 from autotune.training.device import is_out_of_memory, share_memory
 from autotune.training.parallel.ranks import open_store
@@ -253,9 +255,13 @@ class TaskRun:
     def _take_fingerprint(self) -> Mapping[str, Any]:
         if self._fingerprint:
             return {}
+        started = [*descendants(os.getpid())]
+        facts = fingerprint(self._task.config, self._task.num_threads, started)
+        told = _idle_devices(self._task, started)
         self._fingerprint = {
-            **fingerprint(self._task.config, self._task.num_threads, [*descendants(os.getpid())]),
+            **facts,
             **({"trials_per_gpu": n} if (n := self._task.trials_per_gpu) > 1 else {}),
+            **({"warnings": [*facts.get("warnings", ()), *told]} if told else {}),
         }
         return self._fingerprint
 
@@ -268,6 +274,26 @@ class TaskRun:
     def _hang_path(self) -> Path:
         path = hang_path(self._task.name, self._task.hang_folder)
         return path if path.parent.is_dir() else Path(tempfile.gettempdir()) / path.name
+
+
+def _idle_devices(task: TrialTask, started: Sequence[int]) -> list[str]:
+    """What is told of a command that has not started a process for each device.
+
+    Args:
+        started: ids of the processes that it has started, and its own.
+    """
+    num_devices = task.config.num_workers
+    if not task.config.is_command or num_devices == 1:
+        return []
+    for process in started:
+        with contextlib.suppress(psutil.Error):
+            is_spawned = "multiprocessing.spawn" in " ".join(psutil.Process(process).cmdline())
+            if is_spawned or world_size(environment_of(process)) > 1:
+                return []
+    return [
+        f"a trial has {num_devices} devices, and its command trains in one process: torchrun"
+        " --nproc_per_node={devices} starts one on each"
+    ]
 
 
 def _rendezvous(task: TrialTask, host: str, port: int, rank: int) -> Rendezvous:

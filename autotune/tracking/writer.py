@@ -179,7 +179,7 @@ class TrackerWriter:
         except Exception as error:  # noqa: BLE001  # raised again in the callers of wait and close
             self._opened.set_exception(error)
             return
-        warnings = _Warnings(self._say)
+        warnings = ShownWarnings(self._say)
         logging.getLogger("autotune.tracking").addHandler(warnings)
         self._opened.set_result(tracker)
         self._fill(tracker)
@@ -223,8 +223,12 @@ class TrackerWriter:
         return True
 
 
-class _Warnings(logging.Handler):
-    """Shows the warnings of a tracker to the user."""
+class ShownWarnings(logging.Handler):
+    """Shows the warnings of a logger to the user.
+
+    Args:
+        say: prints a line; called from any thread.
+    """
 
     def __init__(self, say: Callable[[str], object]) -> None:
         super().__init__(logging.WARNING)

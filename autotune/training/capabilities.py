@@ -122,8 +122,8 @@ def _obstacles(config: TrialConfig, capabilities: Capabilities) -> Iterator[str]
     for kind, number in available.items():
         if num_workers > number:
             yield (
-                f"parallelism.num_workers={num_workers} needs as many {kind}, and there are"
-                f" {number}"
+                f"{num_workers} devices (parallelism.num_workers) need as many {kind}, and"
+                f" there are {number}"
             )
     if runtime.compile is not None and not capabilities.has_compiler:
         yield f"runtime.compile={runtime.compile} needs a C++ compiler, and there is none"

@@ -252,11 +252,11 @@ def gpu_facts(started: Collection[int]) -> dict[str, Any]:
     """Facts for a fingerprint on the GPUs that this process, or one that it has started, trains on;
     empty without a GPU of NVIDIA's.
 
-    ``gpus`` has ``NvmlGpu.limits`` of each, ``untold`` what of their disturbances cannot be told.
+    ``gpus`` has ``NvmlGpu.limits`` of each, ``warnings`` what of their disturbances cannot be told.
     """
     gpus, fault = _nvml_gpus(started)
     untold = [line for gpu in gpus for line in gpu.disturbed_by([os.getpid(), *started])[1]]
-    return {"gpus": [gpu.limits() for gpu in gpus], "untold": [fault] if fault else untold}
+    return {"gpus": [gpu.limits() for gpu in gpus], "warnings": [fault] if fault else untold}
 
 
 def _nvml_gpus(started: Collection[int]) -> tuple[list[NvmlGpu], str | None]:

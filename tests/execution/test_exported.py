@@ -2,6 +2,7 @@
 weights of which run.
 """
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from autotune.execution.exported import (
     write_program,
 )
 from autotune.outcome import Outcome
+from autotune.yaml_files import read_yaml
 from tests.support.records import make_result
 
 _TEXT = "# @package _global_\ndefaults: [cnn, {override /optimizer: adamw}, _self_]\nseed: 7\n"
@@ -85,6 +87,23 @@ def test_a_winner_says_its_devices_where_they_were_searched(tmp_path: Path) -> N
         == f"# Best of study {tmp_path.name}: torchrun --nproc_per_node=1 t.py 0.03\n"
         "lr: 0.03\ndevices: 1\n"
     )
+
+
+def test_a_command_of_a_winner_can_be_run_as_it_stands(tmp_path: Path) -> None:
+    command = "python t.py --config {config_file} --out {trial_folder} --as '{{\"w\": {m.w}}}'"
+    config = replace(
+        Composer(["experiment=cnn"]).compose().trial,
+        training={"_target_": COMMAND, "command": command, "m": {"w": 8}, "name": "a b"},
+    )
+    write_program(tmp_path, config, "", num_threads=1, number=4)
+    call, arguments = (tmp_path / "best_arguments.yaml").read_text().split("\n", 1)
+    best = tmp_path / "best"
+    assert shlex.split(call.partition(": ")[2]) == [
+        *("python", "t.py", "--config", str(best / "config.yaml")),
+        *("--out", str(best), "--as", '{"w": 8}'),
+    ]
+    assert arguments == "m.w: 8\nname: a b\n"
+    assert read_yaml(best / "config.yaml") == {"m": {"w": 8}, "name": "a b"}
 
 
 @pytest.fixture

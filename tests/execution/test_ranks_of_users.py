@@ -103,6 +103,7 @@ def test_it_reports_once_an_epoch_and_a_pause_changes_nothing(
     whole = trained(group, make_task(program))
     assert [epoch for _, epoch, _ in curve(whole)] == [1, 2, 3, 4], whole[-1].error
     assert whole[-1].outcome is Outcome.MISSED
+    assert not whole[0].fingerprint.get("warnings")
     assert {each.evaluation.num_workers for each in whole if each.evaluation} == {2}
     state = str(tmp_path / "state")
     group.begin(make_task(program, state_folder=state))
@@ -122,6 +123,37 @@ def test_one_process_alone_finds_itself_where_several_devices_may_be_tuned(
     alone = {**task.config.parallelism, "num_workers": 1, "_target_": "a strategy of several"}
     task = replace(task, config=replace(task.config, parallelism=alone))
     assert [epoch for _, epoch, _ in curve(trained(group, task))] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("script", "num_told"),
+    [
+        ("report()", 1),  # without torchrun
+        (
+            "from multiprocessing import get_context, util\n"
+            "other = get_context('spawn').Process(target=util.debug, args=('',))\n"
+            "if __name__ == '__main__':\n"
+            "    other.start(); report(); other.join()",
+            0,
+        ),
+    ],
+)
+def test_a_command_that_leaves_devices_idle_is_told(
+    group: ProcessGroup,
+    make_task: Callable[..., TrialTask],
+    tmp_path: Path,
+    script: str,
+    num_told: int,
+) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(f"def report():\n    print('{{\"accuracy\": 0.1}}')\n\n{script}")
+    task = make_task("python ddp")
+    training = {**(task.config.training or {}), "command": f"python {file}"}
+    first, last = trained(group, replace(task, config=replace(task.config, training=training)))
+    assert last.outcome is Outcome.MISSED
+    told = first.fingerprint.get("warnings", [])
+    assert len(told) == num_told
+    assert all("2 devices, and its command trains in one process: torchrun" in t for t in told)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,13 @@ import pytest
 
 from autotune.errors import AutotuneError, StudyError
 from autotune.execution.study_folder import log_file, sole_user
+from autotune.execution.task import warn_once
 from tests.execution.conftest import fill
 
 
 def _refused(folder: Path) -> str:
     def use() -> None:
-        with sole_user(folder), log_file(folder / "autotune.log"):
+        with sole_user(folder), log_file(folder / "autotune.log", print):
             raise AssertionError("it was let in")
 
     with pytest.raises(AutotuneError) as refused:
@@ -107,3 +108,14 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     assert not (folder / ".probe").exists()
     with sole_user(folder):
         pass
+
+
+def test_a_warning_of_trials_is_shown_and_logged_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    line = f"a trial of {tmp_path} leaves devices idle"
+    with log_file(tmp_path / "autotune.log", said.append):
+        warn_once(line)
+        warn_once(line)
+    warn_once(f"{line}, after the study")
+    assert said == [line]
+    assert (tmp_path / "autotune.log").read_text().count(line) == 1

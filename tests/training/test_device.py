@@ -88,7 +88,7 @@ MakeConfig = Callable[..., TrialConfig]
             ("parallelism.num_workers=3",),
             "auto",
             NEW_GPUS,
-            "parallelism.num_workers=3 needs as many GPUs, and there are 2",
+            "3 devices (parallelism.num_workers) need as many GPUs, and there are 2",
         ),
         (
             ("precision=fp8",),

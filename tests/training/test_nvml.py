@@ -99,7 +99,7 @@ def test_what_a_driver_does_not_tell_is_said(monkeypatch: pytest.MonkeyPatch) ->
             "application_clock_mhz": None,
         }
     ]
-    slowed, shared = facts["untold"]
+    slowed, shared = facts["warnings"]
     assert slowed.startswith(
         "whether a GPU is slowed down by heat or its power supply cannot be told: "
     )
@@ -111,5 +111,5 @@ def test_what_a_driver_does_not_tell_is_said(monkeypatch: pytest.MonkeyPatch) ->
     assert device_fault([OWN], []) is None
     assert gpu_facts([]) == {
         "gpus": [],
-        "untold": ["what else uses the GPU cannot be told: NVML of GPU a: Driver Not Loaded"],
+        "warnings": ["what else uses the GPU cannot be told: NVML of GPU a: Driver Not Loaded"],
     }
