@@ -148,16 +148,21 @@ class ProcessGroup:
 
     def _explained(self, answer: Any) -> WorkerReport:
         """The report of the first rank, or of the one that met an error first."""
-        assert self._task is not None, "it was begun"
         if isinstance(answer, ProcessExited):
-            seconds = time.time() - self._began_at
-            answer = report_of_end(self._task, seconds=seconds, reason=answer.reason)
+            answer = self._report_of_end(answer.reason)
         assert isinstance(answer, WorkerReport)
         if answer.outcome in (Outcome.ERRORED, Outcome.LOST):
             failure = self._first_failure(_EXPLAIN_SECONDS)
-            if failure is not None and not failure.is_consequence:
+            if failure is None or failure.is_consequence:
+                return answer
+            # ranks abort where one of them was killed
+            if answer.outcome is Outcome.ERRORED or failure.outcome is not Outcome.ERRORED:
                 return failure
         return answer
+
+    def _report_of_end(self, reason: str) -> WorkerReport:
+        assert self._task is not None, "it was begun"
+        return report_of_end(self._task, seconds=time.time() - self._began_at, reason=reason)
 
     def train(
         self, task: TrialTask, is_interrupted: Callable[[], bool] = lambda: False
@@ -190,9 +195,11 @@ class ProcessGroup:
 
     def end(self) -> None:
         """End the training where it stands, in all ranks; if one does not end, all are killed."""
-        task, self._task = self._task, None
-        if task is None or not self._processes:
-            return
+        if (task := self._task) is not None and self._processes:
+            self._end_training(task)
+        self._task = None
+
+    def _end_training(self, task: TrialTask) -> None:
         first, has_failed = self._processes[0], self._first_failure(0.0) is not None
         if not has_failed:  # else the first rank would wait for the one that has
             first.send("close")
@@ -223,7 +230,11 @@ class ProcessGroup:
         until = time.monotonic() + seconds
         for rank, process in enumerate(self._processes[1:], start=1):
             if rank not in self._failures and process.poll(max(0.0, until - time.monotonic())):
-                self._failures[rank] = _failure_in(rank, process.receive())
+                answer = process.receive()
+                if isinstance(answer, ProcessExited):
+                    answer = self._report_of_end(f"rank {rank}: {answer.reason}")
+                assert answer is None or isinstance(answer, WorkerReport)
+                self._failures[rank] = answer
         known = [failure for failure in self._failures.values() if failure is not None]
         return min(known, key=lambda failure: failure.is_consequence, default=None)
 
@@ -282,13 +293,3 @@ def rank_environment(
         each = task.num_gpus // task.num_workers
         gpus = gpus[rank * each : (rank + 1) * each]
     return environment | visible_devices_environment(gpus)
-
-
-def _failure_in(rank: int, answer: Any) -> WorkerReport | None:
-    """The failure in a rank's answer to ``follow``; None if it ended without one."""
-    if not isinstance(answer, ProcessExited):
-        assert answer is None or isinstance(answer, WorkerReport)
-        return answer
-    return WorkerReport(
-        evaluation=None, outcome=Outcome.LOST, error=f"rank {rank}: {answer.reason}"
-    )

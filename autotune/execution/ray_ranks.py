@@ -14,7 +14,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from autotune.errors import ClusterError
 from autotune.execution.launcher import Launcher, ProcessExited, TrainingProcess
 from autotune.execution.process_group import POLL_SECONDS, ProcessGroup
-from autotune.execution.task import ACCELERATOR, TrialTask, WorkerReport, report_of_end
+from autotune.execution.task import (
+    ACCELERATOR,
+    LAUNCHER_ENDED,
+    TrialTask,
+    WorkerReport,
+    report_of_end,
+)
 from autotune.training.capabilities import visible_devices_environment
 
 _ACCELERATOR_AMOUNT = 0.001
@@ -145,7 +151,8 @@ class _RemoteRank:
         try:
             answer = ray.get(self._answer)
         except ray.exceptions.RayActorError as error:
-            answer = ProcessExited(reason=str(error).splitlines()[0])
+            reason = f"{LAUNCHER_ENDED}: {str(error).splitlines()[0]}"
+            answer = ProcessExited(reason=reason)
         self.is_gone = self.is_gone or isinstance(answer, ProcessExited)
         return answer
 

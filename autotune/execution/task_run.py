@@ -41,6 +41,7 @@ from autotune.execution.trial_folder import (
     OUTPUT_FILE,
     end_of_output,
     has_printed,
+    joined_folder,
     trial_folder,
 )
 from autotune.execution.watchdog import Watchdog, descendants
@@ -59,7 +60,8 @@ from autotune.training.parallel.rendezvous import (
     follow,
     joined_at,
     noted_contention,
-    set_master_port,
+    tell_ranks,
+    told_folder,
     torchrun_environment,
 )
 from autotune.training.parallel.reports import LeadingRank
@@ -86,8 +88,6 @@ class TaskRun:
         if task.num_workers > 1 or task.config.has_rendezvous:
             self._store = open_store(host)
         self._entered = contextlib.ExitStack()
-        if task.config.has_rendezvous:
-            set_master_port(self._store, self._entered.enter_context(reserved_port()))
         self._leader: LeadingRank | None = None
         """Speaks to the other ranks of a user's function."""
         self._watchdog = Watchdog(
@@ -222,6 +222,9 @@ class TaskRun:
                 is_resumed=task.is_paused,
             )
             self._folder = self._entered.enter_context(run)
+            if task.config.has_rendezvous:
+                port = self._entered.enter_context(reserved_port())
+                tell_ranks(self._store, port, self._folder)
         if task.logs_folder is not None and Path(task.logs_folder).parent.is_dir():
             keep_logs(Path(task.logs_folder, task.name), is_resumed=task.is_paused)
         kept: dict[str, Any] = {}
@@ -325,7 +328,13 @@ def follow_task(
     """
     _prepare_process(task)
     rendezvous, settings = _rendezvous(task, host, port, rank), _settings(task)
+    entered = contextlib.ExitStack()
     if task.config.training is not None:
+        run = joined_folder(told_folder(rendezvous), number=task.number, seed=task.config.seed)
+        entered.enter_context(run)
+        if task.logs_folder is not None:  # those of the first rank are the trial's
+            unread = entered.enter_context(tempfile.TemporaryDirectory(prefix="autotune-"))
+            keep_logs(Path(unread), is_resumed=False)
         enter_rank(task, rendezvous, place)
         folder = task.state_folder
         settings |= {"state_folder": folder and Path(folder), "is_paused": task.is_paused}
@@ -335,7 +344,7 @@ def follow_task(
         on_contention=ContentionNotes(rendezvous).note,
     )
     try:
-        with watchdog.on(), paused_while_waiting(watchdog.off):
+        with entered, watchdog.on(), paused_while_waiting(watchdog.off):
             failure = follow(task.config, rendezvous, **settings)
     finally:
         watchdog.close()

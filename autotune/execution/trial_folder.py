@@ -48,21 +48,53 @@ def trial_folder(
     folder = folder_of(place, run)
     if not is_resumed:
         shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was lost or spoilt
-    output = make_folder(folder) / OUTPUT_FILE
     try:
-        with (
-            in_trial(TrialInfo(number=number, name=run, folder=folder, seed=seed)),
-            _printing_to(output),
-        ):
+        with _running_in(folder, TrialInfo(number=number, name=run, folder=folder, seed=seed)):
             yield folder
     finally:
-        with contextlib.suppress(OSError):
-            if not output.stat().st_size:
-                output.unlink()
-        with contextlib.suppress(OSError):  # something is in it
-            folder.rmdir()
-            if place != study:
-                shutil.rmtree(place)
+        _delete_if_empty(folder)
+        if place != study and not folder.exists():
+            shutil.rmtree(place)
+
+
+@contextlib.contextmanager
+def joined_folder(folder: Path, *, number: int | None, seed: int) -> Iterator[None]:
+    """Context in which another rank of the user's code runs: in the folder of the first one, and
+    what it prints goes to the same file. On a machine that does not have that folder it is a
+    temporary one.
+
+    Raises:
+        FileError: the file for the output cannot be opened.
+    """
+    has_own = not folder.is_dir()
+    if has_own:
+        folder = Path(tempfile.mkdtemp(prefix="autotune-")) / folder.name
+    try:
+        with _running_in(
+            folder, TrialInfo(number=number, name=folder.name, folder=folder, seed=seed)
+        ):
+            yield
+    finally:
+        if has_own:
+            _delete_if_empty(folder)
+            with contextlib.suppress(OSError):
+                folder.parent.rmdir()
+
+
+@contextlib.contextmanager
+def _running_in(folder: Path, trial: TrialInfo) -> Iterator[None]:
+    with in_trial(trial), _printing_to(make_folder(folder) / OUTPUT_FILE):
+        yield
+
+
+def _delete_if_empty(folder: Path) -> None:
+    """Delete the folder of a run that has left nothing in it, or what it did not print."""
+    output = folder / OUTPUT_FILE
+    with contextlib.suppress(OSError):
+        if not output.stat().st_size:
+            output.unlink()
+    with contextlib.suppress(OSError):  # something is in it
+        folder.rmdir()
 
 
 def has_printed(folder: Path) -> bool:

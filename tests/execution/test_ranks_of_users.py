@@ -2,6 +2,7 @@
 wrong as a training of one process does, and leaves nothing behind.
 """
 
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -125,6 +126,24 @@ def test_one_process_alone_finds_itself_where_several_devices_may_be_tuned(
     assert [epoch for _, epoch, _ in curve(trained(group, task))] == [1, 2, 3, 4]
 
 
+def test_all_ranks_write_into_the_folder_of_the_trial(
+    group: ProcessGroup, make_task: Callable[..., TrialTask], tmp_path: Path
+) -> None:
+    logs = str(tmp_path / "mlflow")
+    reports = trained(group, make_task("writing", number=3, logs_folder=logs))
+    assert reports[-1].outcome is Outcome.MISSED, reports[-1].error
+    folder = tmp_path / "trials" / "trial-0"
+    output = (folder / "output.txt").read_text().splitlines()
+    assert sorted(output) == ["rank 0 prints 4 None", "rank 1 prints 4 None"]
+    told = [(folder / f"rank-{rank}.txt").read_text().splitlines() for rank in (0, 1)]
+    assert [trial for trial, _ in told] == [
+        f"TrialInfo(number=3, name='trial-0', folder={folder!r}, seed=11)"
+    ] * 2
+    # what the second one logs to MLflow is not the trial's, nor of another run
+    assert [f"{logs}/trial-0" in line for _, line in told] == [True, False]
+    assert f"11 logs file://{tempfile.gettempdir()}/autotune-" in told[1][1]
+
+
 @pytest.mark.parametrize(
     ("script", "num_told"),
     [
@@ -160,6 +179,7 @@ def test_a_command_that_leaves_devices_idle_is_told(
     ("mistake", "outcome", "told"),
     [
         ("exit", Outcome.ERRORED, "SystemExit: 0"),
+        ("abort", Outcome.ERRORED, "rank 1: the worker died: it was ended by SIGABRT"),
         ("return", Outcome.INVALID, "autotune.report: reduce='mean': rank 1 reports no"),
         ("no mean", Outcome.INVALID, "autotune.report: reduce='mean': rank 1 reports no"),
         ("worker", Outcome.INVALID, "autotune: was called in process"),
@@ -174,7 +194,9 @@ def test_a_mistake_on_the_second_rank_is_told(
 ) -> None:
     reports = trained(group, make_task("alike_but", mistake, deadline_seconds=60.0))
     assert [metric for *_, metric in curve(reports)] == [0.1, 0.2]
-    assert (reports[-1].outcome, told in (reports[-1].error or "")) == (outcome, True)
+    assert (reports[-1].outcome, told in (reports[-1].error or "")) == (outcome, True), reports[
+        -1
+    ].error
     if outcome is Outcome.INVALID:
         assert (reports[-1].error or "").startswith(told)
 

@@ -82,7 +82,7 @@ def test_a_rank_in_another_bundle_that_is_gone_is_said_to_be_lost(cluster: None)
     os.kill(_other_rank(), signal.SIGKILL)
     while report.outcome is None:
         report = _step(worker)
-    assert report.outcome is Outcome.LOST
+    assert report.outcome is Outcome.LOST, report.error
     assert (report.error or "").startswith("rank 1: ")
     ray.kill(worker)
     ray.util.remove_placement_group(group)

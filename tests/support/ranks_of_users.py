@@ -100,6 +100,8 @@ def alike_but(seed: int, epochs: int = 4, fault: str | None = None) -> None:
             match fault:
                 case "exit":
                     sys.exit(0)
+                case "abort":
+                    os.abort()
                 case "return":
                     return
                 case "no mean":
@@ -107,6 +109,15 @@ def alike_but(seed: int, epochs: int = 4, fault: str | None = None) -> None:
                 case "worker":
                     next(iter(DataLoader(Reporting(), num_workers=1)))
         autotune.report(epoch / 10, epoch=epoch, reduce=reduce)
+
+
+def writing(seed: int, epochs: int = 1, fault: str | None = None) -> None:
+    """Each rank prints, and writes into the trial's folder."""
+    trial, rank = autotune.trial(), os.environ["RANK"]
+    print("rank", rank, "prints", epochs, fault)
+    logs = os.environ["MLFLOW_TRACKING_URI"]
+    (trial.folder / f"rank-{rank}.txt").write_text(f"{trial}\n{seed} logs {logs}")
+    autotune.report(0.5)
 
 
 class Reporting(Dataset[float]):

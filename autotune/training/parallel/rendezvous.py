@@ -144,12 +144,20 @@ def torchrun_environment(
     )
 
 
-def set_master_port(store: TCPStore, kept: socket.socket) -> None:
-    """Tell all ranks the port that the first one keeps for the process group of the user's code."""
+def tell_ranks(store: TCPStore, kept: socket.socket, folder: Path) -> None:
+    """Tell all ranks the port that the first one keeps for the process group of the user's code,
+    and the trial's folder.
+    """
+    store.set(_FOLDER, str(folder))
     store.set(_MASTER_PORT, str(kept.getsockname()[1]))
 
 
-_MASTER_PORT = "autotune/master_port"
+def told_folder(rendezvous: Rendezvous) -> Path:
+    """The trial's folder on the first rank's machine, once that rank has told it."""
+    return Path(_store_of(rendezvous).get(_FOLDER).decode())
+
+
+_MASTER_PORT, _FOLDER = "autotune/master_port", "autotune/folder"
 
 
 class ContentionNotes:
