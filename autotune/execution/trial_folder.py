@@ -54,7 +54,7 @@ def trial_folder(
     finally:
         _delete_if_empty(folder)
         if place != study and not folder.exists():
-            shutil.rmtree(place)
+            shutil.rmtree(place, ignore_errors=True)
 
 
 @contextlib.contextmanager
