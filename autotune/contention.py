@@ -40,13 +40,13 @@ class Contention:
     stopped_seconds: float
     """Seconds in which the process neither ran nor waited for a CPU."""
     waited_seconds: float
-    """Seconds that the process's longest-waiting thread waited for a CPU; 0 if the kernel does
-    not say."""
+    """Seconds that the longest-waiting thread of those that train waited for a CPU; 0 if the kernel
+    does not say."""
     others_cpu_seconds: float
     """CPU seconds, over all cores, that processes outside the study used meanwhile."""
     study_cpu_seconds: float
-    """CPU seconds that the study's other processes on this machine used meanwhile: the driver,
-    other trials."""
+    """CPU seconds that the study's other processes on this machine used meanwhile than the one that
+    waited: the driver, other trials, other processes of a command."""
     device: str | None = None
     """What disturbed the GPU; None if nothing did, or if that is not known."""
 

@@ -62,6 +62,10 @@ class DivergedError(AutotuneError):
     """A process of several that train together reported a metric or a loss that is not finite."""
 
 
+class TimedOutError(AutotuneError):
+    """A training took all of its time without an evaluation."""
+
+
 class StateError(DataError):
     """A saved state of a training that is missing or damaged."""
 

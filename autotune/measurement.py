@@ -11,6 +11,7 @@ give three times to target:
 """
 
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -41,6 +42,7 @@ class Phase(StrEnum):
 
 OUTPUT_AT = "all that it printed: "
 """Begin of the last line of an error whose trial has printed something; the file's path follows."""
+_TRACEBACK = re.compile(r"(?:\[rank\d+\]: )?Traceback")
 PAUSED = "PAUSED"
 """Stands in place of an outcome for a trial that is paused and may be resumed."""
 
@@ -262,7 +264,7 @@ class TrialResult:
         Empty without an error.
         """
         lines = [line for line in (self.error or "").splitlines() if line.strip()] or [""]
-        index = last_exception(lines) if lines[0].startswith("Traceback") else 0
+        index = last_exception(lines) if _TRACEBACK.match(lines[0]) else 0
         return lines[-1 if index is None else index].strip()
 
     @property

@@ -45,6 +45,7 @@ from autotune.errors import (
     DivergedError,
     FileError,
     StateError,
+    TimedOutError,
     is_lost_connection,
     last_exception,
 )
@@ -219,18 +220,30 @@ def run(
                         report(**reported)
                         _each(suspended, psutil.Process.resume)
                         script.go_on()
-                    case {"enter": phase, "rank": 0}:
-                        phases.append(clock.building() if phase == "build" else clock.evaluating())
-                        phases[-1].__enter__()
-                    case {"leave": _, "rank": 0}:
-                        phases.pop().__exit__(None, None, None)
+                    case {"enter": _, "rank": 0} | {"leave": _, "rank": 0}:
+                        _change_phase(message, clock, phases)
                     case {"loaded": 0}:
                         checkpoint.load()
+                    case {"unreported": _} if checkpoint.files is None:
+                        script.check_in_time(clock.train_seconds)
                     case {"imported": seconds}:
                         clock.count(train=-seconds, build=0.0 if earlier else seconds)
             script.check_exit_code(is_resumed=checkpoint.files is not None)
         finally:
             script.end()
+
+
+def _change_phase(
+    message: Mapping[str, Any],
+    clock: "TrainingClock",
+    phases: list[contextlib.AbstractContextManager[None]],
+) -> None:
+    """Enter the phase that a script has entered, or leave the last one."""
+    if "leave" in message:
+        phases.pop().__exit__(None, None, None)
+        return
+    phases.append(clock.building() if message["enter"] == "build" else clock.evaluating())
+    phases[-1].__enter__()
 
 
 run.autotune_check = check  # type: ignore[attr-defined]  # called before the first trial
@@ -292,6 +305,7 @@ class _Script:
         environment: Mapping[str, str],
     ) -> None:
         self._parts, self._channel, self._metric = parts, channel, config.target.metric
+        self._max_train_seconds = config.target.max_train_seconds
         self._num_devices = config.num_workers
         self._num_reports: Counter[int] = Counter()
         """Number of reports of each rank."""
@@ -345,7 +359,7 @@ class _Script:
         """
         is_first = True
         for message in self._received():
-            if "imported" not in message and is_first:
+            if not {"imported", "unreported"} & message.keys() and is_first:
                 is_first = False
                 _check_ranks(self.running(), self._num_devices)
             if "report" in message:
@@ -409,6 +423,8 @@ class _Script:
             yield {"report": reported, "rank": rank, "writer": writer}
         elif isinstance(found, dict):
             self._other_names |= dict.fromkeys(found)
+            if self._reporter is None:
+                yield {"unreported": found}
 
     def _note_report(self, message: Mapping[str, Any]) -> None:
         process, rank = message.get("process"), message["rank"]
@@ -423,8 +439,9 @@ class _Script:
                     stacklevel=2,
                 )
             for name in ("metric", "loss", self._metric):
-                if not math.isfinite(message["report"].get(name, 0.0)):
-                    raise DivergedError(f"rank {rank} reported {name}={message['report'][name]}")
+                if not math.isfinite(value := message["report"].get(name, 0.0)):
+                    shown = self._metric if name == "metric" else name
+                    raise DivergedError(f"rank {rank} reported {shown}={value}")
             if self._num_reports[rank] <= self._num_decided:
                 self._answer(process, None)
             return
@@ -557,6 +574,8 @@ class _Script:
             reason = next(filter(None, map(str.strip, reversed(lines))), "it printed nothing")
             if "ChildFailedError" in reason and (crashed := _CRASHED_RANK.search(output)):
                 reason = f"rank {crashed[1]} of the command was ended by {crashed[2]}"
+            if "environment variable" in reason and "expected, but not set" in reason:
+                reason += "; start it by torchrun --nproc_per_node={devices}"
             if is_lost_connection(reason):
                 raise RuntimeError(
                     "a process of the command is gone: another one lost its connection to it (exit"
@@ -565,15 +584,26 @@ class _Script:
             first = f"{reason} ({shlex.join(self._parts)} ended with exit code {exit_code})"
             raise RuntimeError("\n".join([first, *lines[-20:]]))
         if not self._reporter and not is_resumed:
-            names = [*self._other_names][:20]
-            found = (
-                f"printed lines of JSON with {', '.join(names)}" if names else "reported nothing"
-            )
-            raise ConfigError(
-                f"training: the command {found}; print a line of JSON with {self._metric}"
-                f"{meant_by(names, self._metric)}, or call autotune.report, or give the Trainer"
-                " autotune's ReportCallback"
-            )
+            raise ConfigError(f"training: {self._why_unreported()}")
+
+    def check_in_time(self, train_seconds: float) -> None:
+        """Check that a first evaluation would still be in time.
+
+        Raises:
+            TimedOutError: it would not; names what the script prints in its place.
+        """
+        if train_seconds > self._max_train_seconds:
+            raise TimedOutError(f"no evaluation in time: {self._why_unreported()}")
+
+    def _why_unreported(self) -> str:
+        """What the script does in place of reporting, and how it would report."""
+        names = [*self._other_names][:20]
+        found = f"printed lines of JSON with {', '.join(names)}" if names else "reported nothing"
+        return (
+            f"the command {found}; print a line of JSON with {self._metric}"
+            f"{meant_by(names, self._metric)}, or call autotune.report, or give the Trainer"
+            " autotune's ReportCallback"
+        )
 
     def end(self) -> None:
         """End a script that still runs, and the processes that it started."""
@@ -657,7 +687,7 @@ def _check_ranks(running: Sequence[psutil.Process], num_devices: int) -> None:
         if size not in (1, num_devices):
             raise ConfigError(
                 f"training: the command started {size} processes that train together, in a"
-                f" trial of {num_devices}; tune it with devices={size}"
+                f" trial of {num_devices}; tune it with devices={size}, or let it start {{devices}}"
             )
 
 

@@ -172,8 +172,9 @@ class Session:
         """
         if size != self.num_processes:
             raise ConfigError(
-                f"autotune: found {made_by}, which trains on {size} devices, in a trial that has"
-                f" {self.num_processes}; tune it with devices={size}"
+                f"autotune: found {made_by}, for {size} device{'s' * (size != 1)}, in a trial of"
+                f" {self.num_processes}; tune it with devices={size}, or make it for those of the"
+                " trial"
             )
 
 

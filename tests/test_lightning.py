@@ -335,6 +335,6 @@ def test_a_trainer_of_several_processes_is_refused_before_they_are_started(
         monkeypatch.setenv(name, value)
     with pytest.raises(
         ConfigError,
-        match=r"found a Trainer with devices=.* on 2 devices, .* tune it with devices=2",
+        match=r"found a Trainer with devices=.*, for 2 devices, .* tune it with devices=2, or",
     ):
         list(start_training(own(lr=0.01, **settings)))

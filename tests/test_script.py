@@ -12,7 +12,7 @@ import pytest
 
 import autotune
 from autotune.config.schema import TrialConfig
-from autotune.errors import ConfigError, DataError, DivergedError
+from autotune.errors import ConfigError, DataError, DivergedError, TimedOutError
 from autotune.execution.task import told_as_killed
 from autotune.files import make_folder
 from autotune.measurement import Target
@@ -196,6 +196,31 @@ def test_text_and_truth_values_in_a_line_of_json_are_no_metrics(
         list(start_training(own(f"""print('{{"score": {metric}}}')""")))
 
 
+def test_a_script_that_does_not_report_in_time_is_told_what_it_printed(own: MakeConfig) -> None:
+    script = """
+import time
+for number in range(10_000):
+    print('{"scores": %d}' % number)
+    time.sleep(0.01)
+"""
+    config = own(script)
+    config = replace(config, target=replace(config.target, max_train_seconds=0.3))
+    with pytest.raises(
+        TimedOutError,
+        match=(
+            r"no evaluation in time: the command printed lines of JSON with scores; print a line of"
+            r" JSON with score \(did you mean it by scores\?\)"
+        ),
+    ):
+        list(start_training(config))
+
+
+def test_a_script_for_torchrun_alone_is_told_so(own: MakeConfig) -> None:
+    script = "import torch\ntorch.distributed.init_process_group('gloo')"
+    with pytest.raises(RuntimeError, match="RANK expected, but not set; start it by torchrun"):
+        list(start_training(own(script)))
+
+
 @pytest.mark.parametrize("by", ["print(json.dumps(values))", "autotune.report(values)"])
 def test_a_further_metric_of_a_script_keeps_its_name(own: MakeConfig, by: str) -> None:
     values = {"score": 0.5, "enter": 3, "d_loss": 4, "metrics": 5}
@@ -280,7 +305,7 @@ def test_lines_of_json_of_other_ranks_are_no_evaluations(own: MakeConfig) -> Non
     config = replace(config, training={**(config.training or {}), "by": "NaN"})
     with (
         pytest.warns(UserWarning, match="RANK is 1"),
-        pytest.raises(DivergedError, match="rank 1 reported metric=nan"),
+        pytest.raises(DivergedError, match="rank 1 reported score=nan"),
     ):
         list(start_training(config))
 

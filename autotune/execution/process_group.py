@@ -15,6 +15,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from autotune.execution.launcher import Launcher, ProcessExited, TrainingProcess
@@ -146,11 +147,14 @@ class ProcessGroup:
                 self._end_processes()
         return report
 
-    def _explained(self, answer: Any) -> WorkerReport:
+    def _explained(self, answer: WorkerReport | ProcessExited) -> WorkerReport:
         """The report of the first rank, or of the one that met an error first."""
         if isinstance(answer, ProcessExited):
             answer = self._report_of_end(answer.reason)
-        assert isinstance(answer, WorkerReport)
+        if answer.outcome is Outcome.TIMED_OUT and answer.error is not None:
+            self._first_failure(0.0)
+            if ended := [rank for rank, failure in self._failures.items() if failure is None]:
+                answer = replace(answer, error=f"rank {ended[0]} has returned; {answer.error}")
         if answer.outcome in (Outcome.ERRORED, Outcome.LOST):
             failure = self._first_failure(_EXPLAIN_SECONDS)
             if failure is None or failure.is_consequence:

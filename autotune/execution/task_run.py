@@ -24,6 +24,7 @@ from autotune.errors import (
     DataError,
     DivergedError,
     StateError,
+    TimedOutError,
     refusal_in,
     refusal_of,
 )
@@ -94,6 +95,7 @@ class TaskRun:
             deadline_seconds=task.deadline_seconds,
             driver=task.driver,
             hang_file=self._open_hang_file,
+            starts_training=task.config.is_command,
         )
         self._num_killed = num_killed_for_memory()
         self._training: Generator[Evaluation, Path | None, float | None] | None = None
@@ -190,6 +192,8 @@ class TaskRun:
             outcome = Outcome.LOST
         elif isinstance(error, DivergedError):
             outcome = Outcome.DIVERGED
+        elif isinstance(error, TimedOutError):
+            outcome = Outcome.TIMED_OUT
         elif refusal is not None:
             outcome = Outcome.INVALID
         else:
@@ -197,15 +201,8 @@ class TaskRun:
         return WorkerReport(
             evaluation=None,
             outcome=outcome,
-            error=refusal if refusal is not None else f"{text}{self._output_note()}",
+            error=refusal if refusal is not None else f"{text}{_output_note(self._folder)}",
             is_data_missing=isinstance(error, DataError),
-        )
-
-    def _output_note(self) -> str:
-        return (
-            f"{OUTPUT_AT}{self._folder / OUTPUT_FILE}\n"
-            if self._folder is not None and has_printed(self._folder)
-            else ""
         )
 
     def _start(self) -> Generator[Evaluation, Path | None, float | None]:
@@ -279,6 +276,13 @@ class TaskRun:
         return path if path.parent.is_dir() else Path(tempfile.gettempdir()) / path.name
 
 
+def _output_note(folder: Path | None) -> str:
+    """Where all that was printed in a run's folder is; empty if nothing was."""
+    if folder is None or not has_printed(folder):
+        return ""
+    return f"{OUTPUT_AT}{folder / OUTPUT_FILE}\n"
+
+
 def _idle_devices(task: TrialTask, started: Sequence[int]) -> list[str]:
     """What is told of a command that has not started a process for each device.
 
@@ -328,10 +332,10 @@ def follow_task(
     """
     _prepare_process(task)
     rendezvous, settings = _rendezvous(task, host, port, rank), _settings(task)
-    entered = contextlib.ExitStack()
+    entered, run_folder = contextlib.ExitStack(), None
     if task.config.training is not None:
         run = joined_folder(told_folder(rendezvous), number=task.number, seed=task.config.seed)
-        entered.enter_context(run)
+        run_folder = entered.enter_context(run)
         if task.logs_folder is not None:  # those of the first rank are the trial's
             unread = entered.enter_context(tempfile.TemporaryDirectory(prefix="autotune-"))
             keep_logs(Path(unread), is_resumed=False)
@@ -346,6 +350,7 @@ def follow_task(
     try:
         with entered, watchdog.on(), paused_while_waiting(watchdog.off):
             failure = follow(task.config, rendezvous, **settings)
+            note = _output_note(run_folder)
     finally:
         watchdog.close()
     if failure is None:
@@ -353,7 +358,7 @@ def follow_task(
     return WorkerReport(
         evaluation=None,
         outcome=failure.outcome,
-        error=failure.error,
+        error=f"{failure.error}{note if failure.is_traceback else ''}",
         is_consequence=failure.is_lost_connection,
     )
 

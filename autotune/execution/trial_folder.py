@@ -58,7 +58,7 @@ def trial_folder(
 
 
 @contextlib.contextmanager
-def joined_folder(folder: Path, *, number: int | None, seed: int) -> Iterator[None]:
+def joined_folder(folder: Path, *, number: int | None, seed: int) -> Iterator[Path]:
     """Context in which another rank of the user's code runs: in the folder of the first one, and
     what it prints goes to the same file. On a machine that does not have that folder it is a
     temporary one.
@@ -73,7 +73,7 @@ def joined_folder(folder: Path, *, number: int | None, seed: int) -> Iterator[No
         with _running_in(
             folder, TrialInfo(number=number, name=folder.name, folder=folder, seed=seed)
         ):
-            yield
+            yield folder
     finally:
         if has_own:
             _delete_if_empty(folder)

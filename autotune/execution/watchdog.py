@@ -57,6 +57,7 @@ class Watchdog:
             to the study.
         hang_file: opens the file that the stack traces of a hung process are written to; needed
             with a finite deadline.
+        starts_training: whether processes that this one has started are those that train.
         on_contention: called, in the watchdog's thread, with what else used the machine so far, now
             and then and when the training was stopped.
     """
@@ -67,11 +68,13 @@ class Watchdog:
         deadline_seconds: float,
         driver: tuple[str, int],
         hang_file: Callable[[], TextIO] | None = None,
+        starts_training: bool = False,
         on_contention: Callable[[Contention], None] | None = None,
     ) -> None:
         self._deadline = time.monotonic() + deadline_seconds
         self._driver = driver
         self._hang_file = hang_file
+        self._starts_training = starts_training
         self._on_contention = on_contention
         self._tell_at = 0.0
         """When ``on_contention`` is called next."""
@@ -88,6 +91,8 @@ class Watchdog:
         self._on_seconds = 0.0
         self._on_since = 0.0
         self._first: _Sample | None = None
+        self._waits: dict[tuple[int, str], float] = {}
+        """Time that each thread has waited for a CPU, of those that have ended, too."""
         self._latest: Contention | None = None
         self._device: str | None = None
 
@@ -95,7 +100,7 @@ class Watchdog:
     def on(self) -> Iterator[None]:
         """Watch the training while the context lasts; the process is ended at the deadline."""
         if self._first is None:
-            self._first = _sample(self._driver)
+            self._first = self._sample()
         with self._changed:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
@@ -149,28 +154,37 @@ class Watchdog:
             and self._stopped_seconds <= seen_stopped
         ):
             return latest
-        first, now = self._first, _sample(self._driver)
+        first, now = self._first, self._sample()
+        self._waits |= now.waits
         # share of the time since the first sample that was trained in
         fraction = min(1.0, seconds / max(now.at - first.at, 1e-9))
         # of processes still alive
         used = {
             pid: max(0.0, cpu - first.study_cpu.get(pid, 0.0)) for pid, cpu in now.study_cpu.items()
         }
-        study = sum(cpu for pid, cpu in used.items() if pid != os.getpid())
+        waited_seconds, waiter = max(
+            (
+                (waited - first.waits.get((pid, thread), 0.0), pid)
+                for (pid, thread), waited in self._waits.items()
+            ),
+            default=(0.0, os.getpid()),
+        )
+        study = sum(cpu for pid, cpu in used.items() if pid != waiter)
         others = max(0.0, now.busy_cpu - first.busy_cpu - sum(used.values()))
         self._device = self._device or _device_fault(now.study_cpu)
         self._latest = Contention(
             seconds=seconds,
             stopped_seconds=self._stopped_seconds + max(0.0, now.suspended - first.suspended),
-            waited_seconds=max(
-                (waited - first.waits.get(thread, 0.0) for thread, waited in now.waits.items()),
-                default=0.0,
-            ),
+            waited_seconds=waited_seconds,
             others_cpu_seconds=others * fraction,
             study_cpu_seconds=study * fraction,
             device=self._device,
         )
         return self._latest
+
+    def _sample(self) -> "_Sample":
+        training = [os.getpid(), *(descendants(os.getpid()) if self._starts_training else ())]
+        return _sample(self._driver, training)
 
     def _switch(self, *, is_on: bool) -> None:
         now = time.monotonic()
@@ -307,17 +321,18 @@ class _Sample(NamedTuple):
     """CPU time used by all processes of the machine."""
     study_cpu: dict[int, float]
     """CPU time used by each process of the study, including this one, by process id."""
-    waits: dict[str, float]
-    """Time that each thread of this process has waited for a CPU, by thread id."""
+    waits: dict[tuple[int, str], float]
+    """Time that each thread of the processes that train has waited for a CPU, by process and thread
+    id."""
     suspended: float = 0.0
     """Time that the machine was suspended since it was started; 0 where no clock tells that."""
 
 
-def _sample(driver: tuple[str, int]) -> _Sample:
+def _sample(driver: tuple[str, int], training: Collection[int]) -> _Sample:
     machine = psutil.cpu_times()
     busy = sum(getattr(machine, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
     study_cpu = {pid: _cpu_seconds(process) for pid, process in _study_processes(driver).items()}
-    return _Sample(time.monotonic(), busy, study_cpu, _waits(), _suspended())
+    return _Sample(time.monotonic(), busy, study_cpu, _waits(training), _suspended())
 
 
 def _study_processes(driver: tuple[str, int]) -> dict[int, psutil.Process]:
@@ -366,15 +381,14 @@ def _suspended() -> float:
     )
 
 
-def _waits() -> dict[str, float]:
-    with contextlib.suppress(OSError):
-        threads = [path.name for path in Path("/proc/self/task").iterdir()]
-        return {
-            thread: ran.waited_seconds
-            for thread in threads
-            if (ran := _ran(f"self/task/{thread}")) is not None
-        }
-    return {}
+def _waits(processes: Collection[int]) -> dict[tuple[int, str], float]:
+    waits = {}
+    for process in processes:
+        with contextlib.suppress(OSError):  # it has ended
+            for path in Path(f"/proc/{process}/task").iterdir():
+                if (ran := _ran(f"{process}/task/{path.name}")) is not None:
+                    waits[process, path.name] = ran.waited_seconds
+    return waits
 
 
 def _device_fault(own: Collection[int]) -> str | None:

@@ -94,8 +94,8 @@ class StudyDisplay:
             self._live = None
         if self._num_spoilt > 3:
             self.note(
-                f"other programs spoilt the times of {self._num_spoilt} trainings; end them, or"
-                " keep such times with search.max_retakes=0 (docs/measuring.md)"
+                f"other programs spoilt the times of {self._num_spoilt} trainings"
+                " (search.max_retakes, docs/measuring.md)"
             )
 
     def trial_started(self, trial: int, overrides: Sequence[str]) -> None:

@@ -67,6 +67,11 @@ class TrainingClock:
     def __init__(self, clock: PhaseClock) -> None:
         self._clock = clock
 
+    @property
+    def train_seconds(self) -> float:
+        """The seconds that count as training so far."""
+        return self._clock.seconds(Phase.TRAIN)
+
     def building(self) -> contextlib.AbstractContextManager[None]:
         """Context for work that a process pays once, such as loading data or compiling."""
         return self._within(Phase.BUILD)

@@ -180,6 +180,10 @@ def test_a_command_that_leaves_devices_idle_is_told(
     [
         ("exit", Outcome.ERRORED, "SystemExit: 0"),
         ("abort", Outcome.ERRORED, "rank 1: the worker died: it was ended by SIGABRT"),
+        ("raise", Outcome.ERRORED, "[rank1]: ValueError: a shard is broken\nall that it printed: "),
+        pytest.param(
+            "leave", Outcome.TIMED_OUT, "rank 1 has returned; not ended at its deadline", marks=SLOW
+        ),
         ("return", Outcome.INVALID, "autotune.report: reduce='mean': rank 1 reports no"),
         ("no mean", Outcome.INVALID, "autotune.report: reduce='mean': rank 1 reports no"),
         ("worker", Outcome.INVALID, "autotune: was called in process"),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autotune.config.schema import TrialConfig
+from autotune.config.schema import COMMAND, TrialConfig
 from autotune.execution.process_group import ProcessGroup
 from autotune.execution.task import TrialTask, WorkerReport
 from autotune.measurement import Evaluation
@@ -53,8 +53,15 @@ def make_task(trial_config: Callable[..., TrialConfig], tmp_path: Path) -> Calla
 
     def make(seconds: float, how: str = "computes", **fields: Any) -> TrialTask:
         training = {"_target_": f"trainings.{how}", "seconds": seconds}
+        if how == "computes_in_a_command":
+            code = "import trainings; next(trainings.computes({seconds})); print({json})"
+            training |= {"_target_": COMMAND, "command": f"python -c '{code}'"}
+            training["json"] = """'{"accuracy": 1.0}'"""
         num_workers = 2 if how == "computes_in_the_second_rank" else 1
-        settings = ["allowed_targets=[trainings]", f"parallelism.num_workers={num_workers}"]
+        settings = [
+            "allowed_targets=[trainings,autotune.script]",
+            f"parallelism.num_workers={num_workers}",
+        ]
         config = replace(trial_config(*settings), training=training)
         task = make_trial_task(config, tmp_path, deadline_seconds=300.0, num_cpus=num_workers)
         return replace(task, **fields)
@@ -128,7 +135,12 @@ os.kill(process, signal.SIGCONT)
 
 
 @pytest.mark.parametrize(
-    ("how", "seconds"), [("computes", 1.5), ("computes_in_the_second_rank", 4.0)]
+    ("how", "seconds"),
+    [
+        ("computes", 1.5),
+        ("computes_in_a_command", 1.5),
+        ("computes_in_the_second_rank", 4.0),
+    ],
 )
 def test_hogs_beside_a_single_run_are_seen(
     group: ProcessGroup, make_task: Any, how: str, seconds: float

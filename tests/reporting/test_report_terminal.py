@@ -150,8 +150,7 @@ def test_a_busy_machine_does_not_fill_the_screen() -> None:
             f"trial {trial}  CONTENDED: it waited; its configuration is tried again"
             for trial in range(3)
         ),
-        "other programs spoilt the times of 6 trainings; end them, or keep such times with"
-        " search.max_retakes=0 (docs/measuring.md)",
+        "other programs spoilt the times of 6 trainings (search.max_retakes, docs/measuring.md)",
     ]
 
 

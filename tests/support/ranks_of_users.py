@@ -102,12 +102,19 @@ def alike_but(seed: int, epochs: int = 4, fault: str | None = None) -> None:
                     sys.exit(0)
                 case "abort":
                     os.abort()
+                case "raise":
+                    print("it was about to fail")
+                    raise ValueError("a shard is broken")
+                case "leave":
+                    return
                 case "return":
                     return
                 case "no mean":
                     reduce = None
                 case "worker":
                     next(iter(DataLoader(Reporting(), num_workers=1)))
+        if epoch == 3 and fault == "leave":
+            time.sleep(600)  # as in a collective that the second rank does not call
         autotune.report(epoch / 10, epoch=epoch, reduce=reduce)
 
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import socket
+import textwrap
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,6 +46,8 @@ class Failure:
 
     outcome: Outcome
     error: str
+    """A traceback, or a line."""
+    is_traceback: bool = False
 
     @property
     def is_lost_connection(self) -> bool:
@@ -233,6 +236,7 @@ def follow(
             return Failure(outcome=Outcome.INVALID, error=refusal)
         return Failure(
             outcome=Outcome.OUT_OF_MEMORY if is_out_of_memory(error) else Outcome.ERRORED,
-            error=traceback.format_exc(),
+            error=textwrap.indent(traceback.format_exc(), f"[rank{rendezvous.rank}]: "),
+            is_traceback=True,
         )
     return None
