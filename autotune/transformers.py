@@ -161,9 +161,7 @@ def _train(trainer: Trainer, *args: Any, **kwargs: Any) -> Any:
     callbacks = trainer.callback_handler.callbacks
     callback = next((item for item in callbacks if isinstance(item, ReportCallback)), None)
     if callback is not None and (session := current()) is not None:
-        needs_cpu = trainer.args.device.type == "cpu" and not trainer.args.use_cpu
-        made_by = f"a Trainer{' without use_cpu=True, which it needs on CPUs' * needs_cpu}"
-        session.check_size(trainer.args.world_size, made_by)
+        session.check_size(trainer.args.world_size, "a Trainer")
         callback.attach(trainer)
         if session.checkpoint.files is not None and not session.checkpoint.is_loaded:
             (folder,) = session.checkpoint.files.iterdir()

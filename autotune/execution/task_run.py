@@ -311,6 +311,8 @@ def enter_rank(task: TrialTask, rendezvous: Rendezvous, place: RankPlace) -> Non
     """Let a user's function, and libraries that it calls, find the other ranks."""
     if place.devices:
         os.environ.update(visible_devices_environment(place.devices))
+    if task.num_workers > 1 and not task.num_gpus:
+        os.environ.setdefault(_ON_CPUS, "true")
     if task.config.has_rendezvous:
         os.environ.update(
             torchrun_environment(
@@ -393,6 +395,9 @@ def _settings(task: TrialTask) -> dict[str, Any]:
     return settings
 
 
+_ON_CPUS = "ACCELERATE_USE_CPU"
+"""Environment variable by which Accelerate, and Hugging Face's Trainer, use several processes on
+CPUs, as under ``accelerate launch --cpu``."""
 _START_UP = (
     "its first evaluation came after {0.train_seconds:.1f} s of training, and {0.build_seconds:.1f}"
     " s of building before; what is no training, such as reading data, belongs in: with"

@@ -137,10 +137,11 @@ def _printing_to(path: Path) -> Iterator[None]:
     streams = [
         stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)
     ]
-    were_buffered = [stream.line_buffering for stream in streams]
+    were = [(stream.line_buffering, stream.write_through) for stream in streams]
     for stream in streams:
-        # also flushes it; what a process has not yet written is lost if it is killed
-        stream.reconfigure(line_buffering=True)
+        # also flushes it; what a process has not yet written is lost if it is killed, and a line in
+        # parts would have other ranks' between them
+        stream.reconfigure(line_buffering=True, write_through=False)
     with appending(path) as file:
         kept = [os.dup(descriptor) for descriptor in (1, 2)]
         for descriptor in (1, 2):
@@ -148,8 +149,8 @@ def _printing_to(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        for stream, is_buffered in zip(streams, were_buffered, strict=True):
-            stream.reconfigure(line_buffering=is_buffered)
+        for stream, (is_by_line, is_direct) in zip(streams, were, strict=True):
+            stream.reconfigure(line_buffering=is_by_line, write_through=is_direct)
         for descriptor, before in zip((1, 2), kept, strict=True):
             os.dup2(before, descriptor)
             os.close(before)

@@ -240,7 +240,6 @@ def hugging_face(seed: int, epochs: int = 6, fault: str | None = None) -> None:
         Model(),
         TrainingArguments(
             output_dir=tempfile.mkdtemp(),
-            use_cpu=True,
             num_train_epochs=epochs,
             per_device_train_batch_size=32,
             per_device_eval_batch_size=297,
@@ -266,9 +265,7 @@ def accelerate(seed: int, epochs: int = 6, fault: str | None = None) -> None:
     from accelerate.utils import DataLoaderConfiguration, set_seed
     from torch.utils.data import TensorDataset
 
-    accelerator = Accelerator(
-        cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True)
-    )
+    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
     set_seed(seed)
     inputs, targets = digits()
     model = new_model()
