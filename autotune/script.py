@@ -323,6 +323,7 @@ class _Script:
             "PYTHONPROFILEIMPORTTIME": "1",
             "HYDRA_FULL_ERROR": "1",  # which names the mistake in a line of its own
             NUM_DEVICES: str(config.num_workers),
+            "PATH": _search_path(),
             # trials side by side must not share the usual port, of torchrun or under mpirun
             "PET_STANDALONE": "1",
         }
@@ -621,6 +622,14 @@ class _Script:
             parent = psutil.Process(self._process.pid)
             return [parent, *parent.children(recursive=True)]
         return []
+
+
+def _search_path() -> str:
+    """Where programs are searched for: beside this interpreter, too, such as ``torchrun`` in an
+    environment that was not activated.
+    """
+    own, path = str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)
+    return path if own in path.split(os.pathsep) else f"{own}{os.pathsep}{path}"
 
 
 class _Stdout:

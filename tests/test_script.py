@@ -215,6 +215,19 @@ for number in range(10_000):
         list(start_training(config))
 
 
+def test_programs_of_an_environment_that_is_not_activated_are_found(
+    own: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    script = """
+import pathlib, shutil, sys
+beside = shutil.which("torchrun") == str(pathlib.Path(sys.executable).parent / "torchrun")
+print('{"score": %d}' % beside)
+"""
+    (evaluation,) = start_training(own(script))
+    assert evaluation.metric == 1
+
+
 def test_a_script_for_torchrun_alone_is_told_so(own: MakeConfig) -> None:
     script = "import torch\ntorch.distributed.init_process_group('gloo')"
     with pytest.raises(RuntimeError, match="RANK expected, but not set; start it by torchrun"):

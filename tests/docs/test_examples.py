@@ -6,6 +6,7 @@ import csv
 import gzip
 import os
 import re
+import shlex
 import struct
 import subprocess
 import sys
@@ -87,7 +88,12 @@ def test_a_program_of_several_devices_is_tuned_and_what_is_exported_trains_on_as
     ran(sys.executable, f"{example}.py")
     (best,) = (tmp_path / "outputs").glob("*/best.json")
     study, autotune = best.parent, (sys.executable, "-m", "autotune")
-    assert "devices: 2" in (study / "best_arguments.yaml").read_text(encoding="utf-8")
+    call, arguments = (study / "best_arguments.yaml").read_text(encoding="utf-8").split("\n", 1)
+    assert "devices: 2" in arguments
+    if example.startswith("tune_"):  # a command, which runs as it stands
+        launcher, *words = shlex.split(call.partition(": ")[2])
+        assert (launcher, words[0]) == ("torchrun", "--nproc_per_node=2")
+        ran(sys.executable, "-m", "torch.distributed.run", *words)
     with (study / "trials.csv").open(encoding="utf-8") as file:
         assert {row["num_workers"] for row in csv.DictReader(file)} - {""} == {"2"}
     exported = ("--config-dir", f"{study}/function")
