@@ -257,11 +257,11 @@ class TaskRun:
             return {}
         started = [*descendants(os.getpid())]
         facts = fingerprint(self._task.config, self._task.num_threads, started)
-        told = _idle_devices(self._task, started)
+        told = [*facts.get("warnings", ()), *_idle_devices(self._task, started)]
         self._fingerprint = {
             **facts,
             **({"trials_per_gpu": n} if (n := self._task.trials_per_gpu) > 1 else {}),
-            **({"warnings": [*facts.get("warnings", ()), *told]} if told else {}),
+            **({"warnings": told} if told else {}),
         }
         return self._fingerprint
 
@@ -357,10 +357,11 @@ def follow_task(
         watchdog.close()
     if failure is None:
         return None
+    has_traceback = failure.outcome in (Outcome.ERRORED, Outcome.OUT_OF_MEMORY)
     return WorkerReport(
         evaluation=None,
         outcome=failure.outcome,
-        error=f"{failure.error}{note if failure.is_traceback else ''}",
+        error=f"{failure.error}{note if has_traceback else ''}",
         is_consequence=failure.is_lost_connection,
     )
 
@@ -396,8 +397,8 @@ def _settings(task: TrialTask) -> dict[str, Any]:
 
 
 _ON_CPUS = "ACCELERATE_USE_CPU"
-"""Environment variable by which Accelerate, and Hugging Face's Trainer, use several processes on
-CPUs, as under ``accelerate launch --cpu``."""
+"""Environment variable of Accelerate's by which Hugging Face's Trainer uses several processes on
+CPUs without its ``use_cpu``."""
 _START_UP = (
     "its first evaluation came after {0.train_seconds:.1f} s of training, and {0.build_seconds:.1f}"
     " s of building before; what is no training, such as reading data, belongs in: with"

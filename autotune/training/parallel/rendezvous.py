@@ -46,8 +46,7 @@ class Failure:
 
     outcome: Outcome
     error: str
-    """A traceback, or a line."""
-    is_traceback: bool = False
+    """A traceback if it is ERRORED or OUT_OF_MEMORY, else a line."""
 
     @property
     def is_lost_connection(self) -> bool:
@@ -237,6 +236,5 @@ def follow(
         return Failure(
             outcome=Outcome.OUT_OF_MEMORY if is_out_of_memory(error) else Outcome.ERRORED,
             error=textwrap.indent(traceback.format_exc(), f"[rank{rendezvous.rank}]: "),
-            is_traceback=True,
         )
     return None
