@@ -45,8 +45,8 @@ class Contention:
     others_cpu_seconds: float
     """CPU seconds, over all cores, that processes outside the study used meanwhile."""
     study_cpu_seconds: float
-    """CPU seconds that the study's other processes on this machine used meanwhile than the one that
-    waited: the driver, other trials, other processes of a command."""
+    """CPU seconds that the study's processes on this machine, but for the one that waited, used
+    meanwhile: the driver, other trials, other processes of a command."""
     device: str | None = None
     """What disturbed the GPU; None if nothing did, or if that is not known."""
 
