@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from autotune.config.command_line import EXIT_INTERRUPTED
+from autotune.config.command_line import EXIT_AGAIN, EXIT_INTERRUPTED
 from autotune.config.experiments import dated_name, shipped_folder
 from autotune.config.overrides import as_configured, read_value
 from autotune.config.schema import COMMAND
@@ -378,6 +378,8 @@ def _run(arguments: Sequence[str], study_folder: Path, *, quiet: bool) -> TuneRe
         raise
     if exit_code == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
+    if exit_code == EXIT_AGAIN:
+        raise SystemExit(exit_code)
     return TuneResult(study_folder.name, study_folder)
 
 

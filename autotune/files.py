@@ -23,6 +23,10 @@ FORMAT_KEY = "format"
 WEIGHTS_FILE, STATE_FILE = "weights.safetensors", "state.pt"
 """Names of the files, in a training's folder, of its weights and of the state that it continues
 from."""
+STATES_FOLDER = "states"
+"""Name of the folder of a study that has a folder for the states of each run that has not ended."""
+NOTICE_FILE = ".notice"
+"""Name of the file, beside trainings' folders of states, that has each of them saved at once."""
 
 
 def check_format(found: Any, where: object) -> None:

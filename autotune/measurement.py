@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Self
 
-from autotune.contention import Contention
 from autotune.errors import last_exception
 from autotune.outcome import Outcome
 from autotune.redaction import without_secrets
@@ -143,8 +142,6 @@ class Evaluation:
     of the CPU cores."""
     device_kind: str | None = None
     """``cpu`` or the GPU's name; None if it was not recorded."""
-    contention: Contention | None = None
-    """What else used the machine since the process began to train; None if it was not observed."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Further metrics that a training function of the user's reported, by name; a target may
     bound them."""
@@ -181,21 +178,77 @@ class Evaluation:
         return replace(self, train_seconds=train_seconds, energy_joules=energy)
 
     def as_dict(self) -> dict[str, Any]:
-        """The evaluation as plain data that JSON can hold."""
-        return asdict(self)
+        """The evaluation as plain data that JSON can hold, without what is as where nobody set
+        it.
+        """
+        return {
+            name: value for name, value in asdict(self).items() if value != _UNSET.get(name, ...)
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Restore an evaluation from the mapping that ``as_dict`` made of it."""
         known = {item.name: values[item.name] for item in fields(cls) if item.name in values}
-        outcome, contention = known.get("outcome"), known.get("contention")
-        return cls(
-            **{
-                **known,
-                "outcome": Outcome[outcome] if outcome else None,
-                "contention": Contention.from_dict(contention) if contention else None,
-            }
-        )
+        outcome = known.get("outcome")
+        return cls(**{**known, "outcome": Outcome[outcome] if outcome else None})
+
+
+_UNSET = {item.name: item.default for item in fields(Evaluation)} | {"metrics": {}}
+"""What each field of an evaluation is where it is not given."""
+
+MAX_EVALUATIONS = 4000
+"""Maximum number of evaluations that are kept of a training."""
+
+
+class LearningCurve:
+    """The evaluations of a training so far; of a long one every second, fourth, ... and the last.
+
+    Args:
+        kept: evaluations by their number, from 0, as ``numbered`` has them.
+    """
+
+    def __init__(self, kept: Mapping[int, Evaluation] | None = None) -> None:
+        kept = kept or {}
+        last = max(kept, default=-1)
+        stride = _stride(last + 1)
+        self.numbered = {at: kept[at] for at in sorted(kept) if not at % stride or at == last}
+        """The evaluations that are kept, by their number, from 0."""
+
+    @property
+    def num_evaluations(self) -> int:
+        """Number of evaluations that were made."""
+        return max(self.numbered, default=-1) + 1
+
+    @property
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """The evaluations that are kept, in order."""
+        return tuple(self.numbered.values())
+
+    @property
+    def last(self) -> Evaluation | None:
+        """The last evaluation; None before the first."""
+        return self.numbered[max(self.numbered)] if self.numbered else None
+
+    def add(self, evaluation: Evaluation) -> bool:
+        """Append an evaluation; whether it is kept once others follow."""
+        number = self.num_evaluations
+        stride = _stride(number)
+        if number and (number - 1) % stride:
+            del self.numbered[number - 1]  # it was kept as the last only
+        if _stride(number + 1) > stride:
+            stride = _stride(number + 1)
+            self.numbered = {at: kept for at, kept in self.numbered.items() if not at % stride}
+        self.numbered[number] = evaluation
+        return not number % stride
+
+    def cut(self, num_evaluations: int) -> None:
+        """Forget all but the first so many evaluations."""
+        self.numbered = {at: kept for at, kept in self.numbered.items() if at < num_evaluations}
+
+
+def _stride(num_evaluations: int) -> int:
+    """One in so many evaluations is kept of as many."""
+    return 1 << max(0, -(-num_evaluations // MAX_EVALUATIONS) - 1).bit_length()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,6 +295,11 @@ class TrialResult:
     """Warm seconds at which the worker had to end the trial; None means no limit."""
     contention: str | None = None
     """Why contention spoiled the trial's times, in one line; None if the times can be trusted."""
+    lost_seconds: float = 0.0
+    """Seconds of training that were lost with a worker, after the state that the trial continued
+    from; its times do not contain them."""
+    checkpoint_seconds: float = 0.0
+    """Seconds that saving states took; its times do not contain them."""
 
     def __post_init__(self) -> None:
         if self.error is not None:
@@ -396,9 +454,7 @@ class PhaseClock:
             self.enter(phase)
 
     def reset(self) -> None:
-        """Set all counts to zero: a resumed training is not charged for the time that making it
-        again took.
-        """
+        """Set all counts to zero."""
         self._seconds = dict.fromkeys(Phase, 0.0)
         self._joules = dict.fromkeys(Phase, 0.0 if self._read_joules else math.nan)
         self.reused_build_seconds = 0.0
@@ -418,6 +474,27 @@ class PhaseClock:
         """
         self._seconds[phase] += seconds
         self._joules[phase] += math.nan if joules is None else joules
+
+    def state(self) -> dict[str, Any]:
+        """The counts so far, as plain data; see ``restore``."""
+        counts = {str(phase): (self.seconds(phase), self._joules[phase]) for phase in Phase}
+        return {"counts": counts, "reused_build_seconds": self.reused_build_seconds}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Stop the clock, and set all counts to those of ``state``: a resumed training is not
+        charged for the time that making it again took.
+
+        Raises:
+            ValueError: a count of seconds is not finite.
+        """
+        self.enter(None)
+        counts = {Phase(name): pair for name, pair in state["counts"].items()}
+        if not all(math.isfinite(seconds) for seconds, _ in counts.values()):
+            raise ValueError(f"found {counts} as seconds and joules")
+        self._seconds = {phase: counts[phase][0] for phase in Phase}
+        joules = {phase: counts[phase][1] for phase in Phase}
+        self._joules = joules if self._read_joules else dict.fromkeys(Phase, math.nan)
+        self.reused_build_seconds = state["reused_build_seconds"]
 
     @property
     def phase(self) -> Phase | None:

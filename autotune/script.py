@@ -217,6 +217,7 @@ def run(
                         elif (has_folder or _saved()) and script.handles_sigterm():
                             end_there = partial(script.end_by_sigterm, reported)
                             checkpoint.save({}, write_files=end_there)
+                            checkpoint.is_kept_by_ending = True
                         report(**reported)
                         _each(suspended, psutil.Process.resume)
                         script.go_on()

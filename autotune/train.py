@@ -130,8 +130,11 @@ def _kept_at(location: str, config: TrialConfig, arguments: Sequence[str]) -> di
             f"{key}: is not supported with parallelism.num_workers={config.num_workers}"
         )
     folder = user_path(location)
+    # imports torch
+    from autotune.training.states import TrainingStates  # noqa: PLC0415
+
     return {
-        "state_folder": folder,
+        "states": TrainingStates(folder, every_seconds=0),
         "weights_path": folder / WEIGHTS_FILE,
         "origin": {"command": list(arguments)},
     }
@@ -182,7 +185,7 @@ def _train_in_ranks(
 
 
 def _follow(
-    training: Generator[Evaluation, None, float | None],
+    training: Generator[Evaluation | None, Any, float | None],
     metric: str,
     is_out_of_memory: Callable[[BaseException], bool],
 ) -> tuple[Evaluation | None, Outcome, float | None]:
@@ -190,7 +193,9 @@ def _follow(
     last, outcome = None, Outcome.MISSED
     try:
         while True:
-            last = next(training)
+            if (evaluation := next(training)) is None:  # it was only saved
+                continue
+            last = evaluation
             speed = f"  {last.samples_per_second:,.0f} samples/s"
             print(
                 f"step {last.step:6d}  epoch {last.epoch:6.2f}  train {last.train_seconds:8.3f} s "

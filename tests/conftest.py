@@ -118,28 +118,27 @@ def check_pauses(tmp_path: Path) -> Callable[[Callable[[str], TrialConfig]], lis
     """
     from autotune.session import is_pausable
     from autotune.training.run import start_training  # the tests of other parts do without torch
+    from autotune.training.states import TrainingStates
 
-    def paused_everywhere(config: TrialConfig) -> list[Evaluation]:
+    def paused_everywhere(config: TrialConfig) -> tuple[list[Evaluation], int]:
         evaluations: list[Evaluation] = []
-        folder: Path | None = None
-        is_paused = True
+        num_pauses, is_paused = 0, True
         while is_paused:
             is_paused = False
-            training = start_training(config, paused_folder=folder)
+            training = start_training(config, states=TrainingStates(tmp_path / "states"))
             for evaluation in training:
                 evaluations.append(evaluation)
                 if is_pausable():
-                    folder = tmp_path / f"paused-{len(evaluations)}"
-                    training.send(folder)
+                    training.send(True)
                     training.close()
-                    is_paused = True
+                    is_paused, num_pauses = True, num_pauses + 1
                     break
-        return evaluations
+        return evaluations, num_pauses
 
     def check(config: Callable[[str], TrialConfig]) -> list[Evaluation]:
         whole = list(start_training(config("whole")))
-        paused = paused_everywhere(config("paused"))
-        assert len(list(tmp_path.glob("paused-*"))) >= 2, "else nothing was paused"
+        paused, num_pauses = paused_everywhere(config("paused"))
+        assert num_pauses >= 2
         keys = ("step", "epoch", "metric", "metrics")
         assert [[getattr(evaluation, key) for key in keys] for evaluation in paused] == [
             [getattr(evaluation, key) for key in keys] for evaluation in whole

@@ -19,6 +19,7 @@ from autotune.measurement import Target
 from autotune.outcome import Outcome
 from autotune.session import TrialInfo, in_trial, is_pausable
 from autotune.training.run import check_training, start_training
+from autotune.training.states import TrainingStates
 from tests.support.patience import wait_until
 
 MakeConfig = Callable[..., TrialConfig]
@@ -354,18 +355,18 @@ def test_a_script_that_handles_sigterm_is_paused_by_it(
     )
     folder, paused = make_folder(tmp_path / "trials" / "trial-3"), make_folder(tmp_path / "paused")
 
-    def curve(num_epochs: int, **settings: Any) -> list[tuple[float, float]]:
+    def curve(num_epochs: int) -> list[tuple[float, float]]:
         """The first evaluations, after which the training is paused if it can be."""
         found = []
         with (
             in_trial(TrialInfo(number=3, name="trial-3", folder=folder, seed=7)),
-            contextlib.closing(start_training(config, **settings)) as training,
+            contextlib.closing(start_training(config, states=TrainingStates(paused))) as training,
         ):
             for evaluation in training:
                 found.append((evaluation.epoch, evaluation.metric))
                 if len(found) == num_epochs:
                     assert is_pausable()
-                    training.send(paused)
+                    training.send(True)
                     break
         return found
 
@@ -375,7 +376,7 @@ def test_a_script_that_handles_sigterm_is_paused_by_it(
         (told,) = paused.rglob("ended_by_sigterm.json")
         # what still ends after it has saved does not train
         assert json.loads(told.read_text())["seconds"] < 3
-        assert begun + curve(9, paused_folder=paused) == [(1, 0.25), (2, 0.5), (3, 0.75), (4, 1)]
+        assert begun + curve(9) == [(1, 0.25), (2, 0.5), (3, 0.75), (4, 1)]
     if error:  # only once, since no trial of this command can go on
         evaluations = start_training(config)
         with in_trial(TrialInfo(number=3, name="trial-3", folder=folder, seed=7)):

@@ -16,13 +16,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from autotune.errors import AutotuneError, ConfigError, WorkerError
+from autotune.errors import AutotuneError, ConfigError, FileError, WorkerError
 from autotune.remote import user_path
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 EXIT_WORKER_ERROR = 1
 EXIT_BAD_INPUT = 2
 EXIT_NOT_REACHED = 3
+EXIT_AGAIN = 75
+"""Exit code of a study that a notice has ended (SIGTERM, SIGUSR1, SIGUSR2): the same command
+continues it. It is EX_TEMPFAIL of sysexits.h."""
 EXIT_INTERRUPTED = 130
 
 _AGAIN_SECONDS = 0.05
@@ -38,6 +41,9 @@ _AGAIN_SECONDS = 0.05
 _SAME_SECONDS = 1.0
 """Seconds within which signals count as one: ``timeout`` sends one to the process and one to its
 group; a closed terminal may, too."""
+
+_SAVE_SECONDS = 10.0
+"""Most seconds that trainings are given to be saved after Ctrl-C."""
 
 COMMANDS = {
     "tune": ("autotune.tune_study", "find the fastest configuration; the word may be left out"),
@@ -238,11 +244,15 @@ def _interrupt_again(unraisable: "sys.UnraisableHookArgs") -> None:
         sys.__unraisablehook__(unraisable)
 
 
-def ending_signals() -> list[signal.Signals]:
+_NOTICES = ("SIGTERM", "SIGUSR1", "SIGUSR2")
+"""Signals by which batch systems and clouds say that the machine is about to be taken away."""
+
+
+def ending_signals(*more: str) -> list[signal.Signals]:
     """The signals that end a command: SIGINT, SIGTERM and SIGHUP, without SIGHUP where it is
-    ignored, as ``nohup`` asks.
+    ignored, as ``nohup`` asks, and ``more`` by their names.
     """
-    names = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+    names = ("SIGINT", "SIGTERM", "SIGHUP", *more)  # Windows has no SIGHUP
     numbers = [signal.Signals[name] for name in names if hasattr(signal, name)]
     return [
         number
@@ -251,28 +261,79 @@ def ending_signals() -> list[signal.Signals]:
     ]
 
 
+class Interrupt(threading.Event):
+    """Set where a command is to end: by a signal, once the trainings that run are saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notice = threading.Event()
+        """Set by the first signal: no further training begins."""
+        self.exit_code = EXIT_INTERRUPTED
+        self._on_notice: Callable[[], object] | None = None
+        self._seconds = 0.0
+
+    def set(self) -> None:
+        """End the command, whatever is not saved."""
+        self.notice.set()
+        super().set()
+
+    @contextmanager
+    def saving(self, seconds: float, on_notice: Callable[[], object]) -> Iterator[None]:
+        """Context of trainings that can be saved: the first signal gives them time to be.
+
+        Args:
+            seconds: most seconds from a notice to the end; Ctrl-C takes at most ten.
+            on_notice: called by the first signal.
+        """
+        self._seconds, self._on_notice = seconds, on_notice
+        try:
+            yield
+        finally:
+            self._on_notice = None
+            if self.notice.is_set():
+                self.set()
+
+    def signalled(self, number: int) -> None:
+        """Take the first signal."""
+        is_notice = signal.Signals(number).name in _NOTICES
+        self.exit_code = EXIT_AGAIN if is_notice else EXIT_INTERRUPTED
+        self.notice.set()
+        if self._on_notice is None:
+            self.set()
+            return
+        seconds = self._seconds if is_notice else min(self._seconds, _SAVE_SECONDS)
+        with suppress(FileError):  # then nothing is saved
+            self._on_notice()
+        timer = threading.Timer(seconds, self.set)
+        timer.daemon = True
+        timer.start()
+
+
 @contextmanager
-def interruptible() -> Iterator[threading.Event]:
-    """Yield an event that the first Ctrl-C, SIGTERM or SIGHUP sets.
+def interruptible() -> Iterator[Interrupt]:
+    """Yield what the first Ctrl-C, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 sets, once the trainings
+    that run are saved.
 
     The second one raises KeyboardInterrupt.
     """
-    event, first_at = threading.Event(), 0.0
+    interrupt, first_at = Interrupt(), 0.0
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         nonlocal first_at
-        if not event.is_set():
+        if not interrupt.notice.is_set():
             first_at = time.monotonic()
-            event.set()
+            interrupt.signalled(number)
         elif time.monotonic() - first_at > _SAME_SECONDS:
+            interrupt.set()
             raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
-        yield event  # only the main thread may handle signals
+        yield interrupt  # only the main thread may handle signals
         return
-    previous_handlers = {number: signal.signal(number, interrupt) for number in ending_signals()}
+    numbers = ending_signals("SIGUSR1", "SIGUSR2")
+    previous_handlers = {number: signal.signal(number, handle) for number in numbers}
     try:
-        yield event
+        yield interrupt
     finally:
         for number, handler in previous_handlers.items():
             signal.signal(number, handler)

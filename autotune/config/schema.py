@@ -77,6 +77,7 @@ class ClusterConfig:
     accelerator_type: str | None
     placement: str
     connect_timeout_seconds: float
+    notice_seconds: float
     price_per_hour: dict[str, float] | None
     currency: str
 
@@ -101,6 +102,7 @@ class ConfirmConfig:
 class CheckpointConfig:
     """Schema of ``checkpoint``."""
 
+    every_minutes: float | None
     folder: str | None
 
 

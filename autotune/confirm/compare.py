@@ -5,7 +5,6 @@ A comparison has no storage to resume from, but all results are written to disk 
 
 import contextlib
 import itertools
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from autotune.config.build import build_partial, call
-from autotune.config.command_line import interruptible
+from autotune.config.command_line import Interrupt, interruptible
 from autotune.config.compose import Composed, Composer
 from autotune.config.schema import TrialConfig
 from autotune.confirm.runs import Lanes, Run, RunsInTurns
@@ -342,7 +341,7 @@ def _make_runs(
     plan: ComparisonPlan,
     connection: RaySession,
     tracker: TrackerWriter,
-    interrupt: threading.Event,
+    interrupt: Interrupt,
     console: Console,
     launcher: Launcher | None,
 ) -> None:
@@ -381,7 +380,7 @@ def _make_runs(
         launcher=launcher,
     )
     make = partial(in_fresh_processes.make, batches(), lanes=lanes, on_end=on_end)
-    with display.status:
+    with display.status, plan.saved_on_notice(interrupt):
         connection.run(make, interrupt)
 
 

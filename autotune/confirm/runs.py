@@ -19,6 +19,7 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
+from autotune.config.command_line import Interrupt
 from autotune.execution.cluster import ClusterSize, RaySession, call
 from autotune.execution.fresh import FreshProcesses
 from autotune.execution.launcher import Launcher
@@ -88,7 +89,7 @@ class RunsInTurns:
     connection: RaySession
     tracker: TrackerWriter
     display: RunsDisplay
-    interrupt: threading.Event
+    interrupt: Interrupt
     """Ends the runs; it is also set here where an error ends the runs of other lanes."""
     launcher: Launcher | None = None
     """The driver's own launcher; given only if Ray has no machine but this one."""
@@ -134,7 +135,7 @@ class RunsInTurns:
                         threading.Thread(target=call, args=(work, done), daemon=True).start()
                     for done in as_completed(at_work):
                         done.result()
-                    if self.interrupt.is_set():
+                    if self.interrupt.notice.is_set():
                         return
             except BaseException:
                 if not self.connection.is_lost:  # else run() sets it, once it knows of a signal
@@ -151,7 +152,7 @@ class RunsInTurns:
         on_end: Callable[[Run, TrialResult], None],
     ) -> None:
         """Make the runs of one unit after the other, until none is left or one is interrupted."""
-        while not self.interrupt.is_set():
+        while not self.interrupt.notice.is_set():
             with self._telling:
                 unit = next(units, ())
             if not unit:

@@ -20,6 +20,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from autotune.config.command_line import Interrupt
 from autotune.config.schema import ClusterConfig
 from autotune.errors import ClusterError
 from autotune.execution.launcher import Launcher, calling
@@ -182,7 +183,7 @@ class RaySession:
             self._thread = threading.Thread(target=self._hold, name="ray", daemon=True)
             self._thread.start()
 
-    def size(self, interrupt: threading.Event) -> ClusterSize:
+    def size(self, interrupt: Interrupt) -> ClusterSize:
         """Wait for the connection and return the cluster's resources.
 
         Raises:
@@ -203,7 +204,7 @@ class RaySession:
         assert self._heartbeat is not None, "it is connected"
         return self._heartbeat.size()
 
-    def run(self, work: Callable[[], Result], interrupt: threading.Event) -> Result:
+    def run(self, work: Callable[[], Result], interrupt: Interrupt) -> Result:
         """Call ``work``, which may call Ray, in a thread of its own, and return what it returns.
 
         Args:
@@ -211,7 +212,7 @@ class RaySession:
 
         Raises:
             ClusterError: Ray is gone.
-            KeyboardInterrupt: Ray is gone, too, after ``interrupt`` was set.
+            KeyboardInterrupt: Ray is gone, too, after ``interrupt`` had its notice.
         """
         done: Future[Result] = Future()
         thread = threading.Thread(target=call, args=(work, done), name="with-ray", daemon=True)
@@ -221,10 +222,10 @@ class RaySession:
             while not wait(either, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED).done:
                 # handlers run between waits, also of a signal that reached another thread, as after
                 # SIGSTOP
-                if interrupt.is_set():
+                if interrupt.notice.is_set():
                     self._is_gone(is_interrupted=True)
         finally:
-            is_interrupted = interrupt.is_set()
+            is_interrupted = interrupt.notice.is_set()
             is_cut = not (done.done() or is_interrupted)  # by the end of Ray alone
             if not done.done():  # Ray is gone, or a second Ctrl-C came
                 interrupt.set()

@@ -8,15 +8,18 @@ cluster each run has a Ray actor with a launcher of its own.
 
 import contextlib
 import logging
-import threading
+import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from autotune.contention import MAX_RETAKES
+from autotune.config.command_line import Interrupt
+from autotune.contention import MAX_RETAKES, Contention
 from autotune.execution.launcher import Launcher
 from autotune.execution.process_group import ProcessGroup
 from autotune.execution.task import TrialTask, WorkerReport, warn_of_worker
-from autotune.measurement import Evaluation, TrialResult
+from autotune.measurement import Evaluation, LearningCurve, TrialResult
 from autotune.outcome import Outcome
 from autotune.tracking.tracker import TrackedTrial
 
@@ -24,15 +27,16 @@ logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
 
 _MAX_LOST = 3
-"""Maximum number of times that a run is made again whose process was lost or killed from
-outside."""
+"""Maximum number of times in a row that a run is continued whose process was lost or killed from
+outside, without progress."""
 
 
 class FreshProcesses:
     """Trains runs one after another, each in fresh processes.
 
     Args:
-        interrupt: when set, ends the current run and lets no further run begin.
+        interrupt: when set, ends the current run, and after its notice as soon as that is saved; no
+            further run begins.
         max_retakes: how often a run is repeated if its times were spoilt by something else on the
             machine. Once that did not help, runs are not repeated until one comes out unspoilt: the
             machine is always that busy.
@@ -43,7 +47,7 @@ class FreshProcesses:
     def __init__(
         self,
         *,
-        interrupt: threading.Event,
+        interrupt: Interrupt,
         max_retakes: int = MAX_RETAKES,
         launcher: Launcher | None = None,
         devices: Sequence[str] | None = None,
@@ -59,8 +63,10 @@ class FreshProcesses:
         tracked: TrackedTrial,
         on_evaluation: Callable[[Evaluation], None] = lambda evaluation: None,
     ) -> TrialResult | None:
-        """Train a run to its end, and repeat it if its times were spoilt or its process was killed
-        from outside, which says nothing of a configuration, or too little.
+        """Train a run to its end, from its last state if an earlier process has begun it.
+
+        It continues if its process was killed from outside, which says nothing of a configuration,
+        or too little, and is repeated if its times were spoilt.
 
         Returns:
             The result of the last repeat; None if it was interrupted.
@@ -70,14 +76,21 @@ class FreshProcesses:
         """
         max_retakes = 0 if self._is_always_busy else self._max_retakes
         num_retakes = num_lost = 0
-        while not self._interrupt.is_set():
-            result, is_tried_twice = self._train_once(task, tracked, on_evaluation)
-            if result is None:
+        run = _Run(replace(task, is_resumed=True), tracked, on_evaluation)
+        while not self._interrupt.notice.is_set():
+            num_evaluations = run.curve.num_evaluations
+            last = self._trained_once(run)
+            if last is None:
                 return None
-            if num_lost < (_MAX_LOST if result.outcome is Outcome.LOST else int(is_tried_twice)):
-                logger.info("%s: %s; it is made again", task.name, result.error)
-                num_lost += 1
+            is_lost = last.outcome is Outcome.LOST
+            if num_lost < (_MAX_LOST if is_lost else int(last.is_tried_twice)):
+                logger.info("%s: %s; it continues from its last state", task.name, last.error)
+                has_progressed = is_lost and run.curve.num_evaluations > num_evaluations + 1
+                num_lost = 0 if has_progressed else num_lost + 1
                 continue
+            result = run.result(last)
+            if task.state_folder is not None:
+                shutil.rmtree(task.state_folder, ignore_errors=True)
             if result.contention is None:
                 self._is_always_busy = False
                 return result
@@ -87,16 +100,12 @@ class FreshProcesses:
                 self._is_always_busy |= max_retakes > 0  # repeating did not help
                 return result
             num_retakes += 1
+            run = _Run(task, tracked, on_evaluation)
         return None
 
-    def _train_once(
-        self,
-        task: TrialTask,
-        tracked: TrackedTrial,
-        on_evaluation: Callable[[Evaluation], None],
-    ) -> tuple[TrialResult | None, bool]:
-        """The result of a run, None if it was interrupted, and ``WorkerReport.is_tried_twice``."""
-        reports: list[WorkerReport] = []
+    def _trained_once(self, run: "_Run") -> WorkerReport | None:
+        """Train a run in fresh processes; its last report, None if it was interrupted."""
+        report = None
         with contextlib.ExitStack() as stack:
             if self._launcher is not None:
                 group = ProcessGroup(launcher=self._launcher.address, devices=self._devices)
@@ -105,29 +114,72 @@ class FreshProcesses:
                 # imports ray
                 from autotune.execution.ray_ranks import fresh_worker  # noqa: PLC0415
 
-                train = stack.enter_context(fresh_worker(task, self._interrupt.is_set))
-            started_at = time.time()
-            for report in train(task, self._interrupt.is_set):
-                reports.append(report)
-                warn_of_worker(report)
-                if report.evaluation is not None:
-                    on_evaluation(report.evaluation)
-        last = reports[-1] if reports else None
-        if last is None or last.outcome is None:
-            return None, False
-        measured = [report.contention for report in reports if report.contention is not None]
-        result = TrialResult(
-            trial=tracked.trial,
-            values=tracked.values,
-            overrides=tracked.overrides,
-            seed=task.config.seed,
+                train = stack.enter_context(fresh_worker(run.task, self._interrupt.is_set))
+            reports = stack.enter_context(
+                contextlib.closing(train(run.task, self._interrupt.is_set))
+            )
+            for report in reports:
+                run.reported(report)
+                if self._interrupt.notice.is_set() and run.is_saved_by(report):
+                    return None
+        run.task = replace(run.task, is_resumed=True)
+        return None if report is None or report.outcome is None else report
+
+
+class _Run:
+    """A run that is trained, by one process or, where that is lost, several."""
+
+    def __init__(
+        self,
+        task: TrialTask,
+        tracked: TrackedTrial,
+        on_evaluation: Callable[[Evaluation], None],
+    ) -> None:
+        self.task, self._tracked, self._on_evaluation = task, tracked, on_evaluation
+        self.curve = LearningCurve()
+        self._started_at = self._reported_at = time.time()
+        self._fingerprint: Mapping[str, Any] = {}
+        self._contention: Contention | None = None
+        self._lost_seconds = self._checkpoint_seconds = self._checkpoint_seconds_before = 0.0
+
+    def is_saved_by(self, report: WorkerReport) -> bool:
+        """Whether the run, which has a notice, is saved at a report, or cannot be."""
+        can_be = report.can_pause or self.task.config.training is None
+        return report.outcome is None and (report.is_saved or not can_be)
+
+    def reported(self, report: WorkerReport) -> None:
+        """Take a report."""
+        warn_of_worker(report)
+        if report.earlier is not None:
+            if self.curve.last is not None:
+                self._lost_seconds += time.time() - self._reported_at
+            self._checkpoint_seconds_before += self._checkpoint_seconds
+            self.curve = LearningCurve(report.earlier)
+        self._reported_at = time.time()
+        self._checkpoint_seconds = report.checkpoint_seconds
+        self._fingerprint = report.fingerprint or self._fingerprint
+        self._contention = report.contention or self._contention
+        if report.evaluation is not None:
+            self.curve.add(report.evaluation)
+            self._on_evaluation(report.evaluation)
+
+    def result(self, last: WorkerReport) -> TrialResult:
+        """What became of the run, by its last report."""
+        assert last.outcome is not None, "the run has ended"
+        is_timed = self._contention is not None and last.outcome.is_timed
+        return TrialResult(
+            trial=self._tracked.trial,
+            values=self._tracked.values,
+            overrides=self._tracked.overrides,
+            seed=self.task.config.seed,
             outcome=last.outcome,
-            evaluations=tuple(each.evaluation for each in reports if each.evaluation is not None),
-            started_at=started_at,
+            evaluations=self.curve.evaluations,
+            started_at=self._started_at,
             stopped_at=time.time(),
-            fingerprint=next((each.fingerprint for each in reports if each.fingerprint), {}),
+            fingerprint=self._fingerprint,
             error=last.error,
             test_metric=last.test_metric,
-            contention=measured[-1].reason if measured and last.outcome.is_timed else None,
+            contention=self._contention.reason if self._contention and is_timed else None,
+            lost_seconds=self._lost_seconds,
+            checkpoint_seconds=self._checkpoint_seconds_before + self._checkpoint_seconds,
         )
-        return result, last.is_tried_twice

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,14 +10,14 @@ from functools import partial
 import yaml
 from rich.console import Console
 
-from autotune.config.command_line import interruptible
+from autotune.config.command_line import Interrupt, interruptible
 from autotune.confirm.confirmation import PlannedRace, plan_race
 from autotune.confirm.race import RaceLimits, RaceState
 from autotune.execution.cluster import RaySession
 from autotune.execution.launcher import Launcher, calling
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import log_file, sole_user
-from autotune.files import FORMAT, FORMAT_KEY, STATE_FILE, replace_file
+from autotune.files import FORMAT, FORMAT_KEY, replace_file
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
 from autotune.redaction import without_secrets
@@ -58,8 +57,8 @@ class LiveStudy:
     connection: RaySession
     launcher: Launcher | None
     """The driver's own launcher, for trainings on this machine."""
-    interrupt: threading.Event
-    """Set by the first Ctrl-C."""
+    interrupt: Interrupt
+    """Set by Ctrl-C, or another signal, once the running trainings are saved."""
 
     @property
     def seconds_left(self) -> float | None:
@@ -250,7 +249,6 @@ def _policy(plan: StudyPlan, study: Study, sampler: PausingSampler | None) -> Sc
         max_errors_in_a_row=plan.config.search.max_errors_in_a_row,
         sampler=sampler,
         may_repeat=plan.config.search.repeats,
-        is_kept=lambda trial: (plan.state_folder(trial) / STATE_FILE).is_file(),
     )
 
 
@@ -314,11 +312,8 @@ def _display(plan: StudyPlan, policy: Scheduler, console: Console) -> StudyDispl
         time_budget_seconds=_seconds_left(plan, policy),
         outcomes=Counter(result.outcome for result in policy.results.values()),
         paused={
-            trial.number: (
-                trial.suggestion.as_overrides(),
-                evaluations[-1] if evaluations else None,
-            )
-            for trial, evaluations in policy.paused
+            trial.number: (trial.suggestion.as_overrides(), curve.last)
+            for trial, curve in policy.begun
         },
         console=console,
         best=(best, scores[best]) if best is not None else None,

@@ -5,13 +5,15 @@ budget and resources.
 import json
 import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from autotune.config.build import build_partial, call
+from autotune.config.command_line import Interrupt
 from autotune.config.compose import Composed, Composer
 from autotune.config.schema import Config, TrialConfig
 from autotune.config.space_files import check_space, read_search_space
@@ -19,6 +21,7 @@ from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
 from autotune.execution.cluster import ClusterSize
 from autotune.execution.settings import check_limits, study_name
 from autotune.execution.task import TrialTask
+from autotune.files import NOTICE_FILE, STATES_FOLDER, make_folder, replace_file
 from autotune.mlflow_logs import logs_folder
 from autotune.objective import Objective, check_measured
 from autotune.redaction import without_secrets, without_secrets_in
@@ -142,6 +145,7 @@ class TrainingPlan:
     ) -> TrialTask:
         """The task that a worker needs to run one training."""
         num_cpus, num_gpus = self.resources(config)
+        every_minutes = self.config.checkpoint.every_minutes
         return TrialTask(
             name=name,
             config=config,
@@ -157,8 +161,32 @@ class TrainingPlan:
             trials_per_gpu=self.trials_per_gpu,
             placement=self.config.cluster.placement.upper(),
             accelerator_type=self.config.cluster.accelerator_type,
+            state_folder=str(self.state_folder(name)),
+            checkpoint_seconds=math.inf if every_minutes is None else 60 * every_minutes,
             **fields,
         )
+
+    def state_folder(self, run: str) -> Path:
+        """Folder for the states of a run that has not ended, by its name."""
+        return self.folder / STATES_FOLDER / run
+
+    @contextmanager
+    def saved_on_notice(self, interrupt: Interrupt) -> Iterator[None]:
+        """Context in which trainings that this study runs are saved before it ends because of a
+        signal.
+        """
+        states = make_folder(self.folder / STATES_FOLDER)
+        notice = states / NOTICE_FILE
+        notice.unlink(missing_ok=True)
+        try:
+            with interrupt.saving(
+                self.config.cluster.notice_seconds, lambda: replace_file(notice, "")
+            ):
+                yield
+        finally:
+            notice.unlink(missing_ok=True)
+            with suppress(OSError):  # it has states
+                states.rmdir()
 
     def settings(self) -> dict[str, object]:
         """What is trained to which target and scored how, in a few words for people."""
@@ -272,10 +300,6 @@ class StudyPlan(TrainingPlan):
             "seed": self.config.study.seed,
         }
         return dict(json.loads(json.dumps(without_secrets_in(content), default=str)))
-
-    def state_folder(self, trial: int) -> Path:
-        """Folder that holds the training state of a trial while the trial is paused."""
-        return self.folder / "paused" / f"trial-{trial}"
 
     def stopping(self) -> StoppingRule:
         """Make a new stopping rule for this study.

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -170,7 +170,7 @@ class ProcessGroup:
 
     def train(
         self, task: TrialTask, is_interrupted: Callable[[], bool] = lambda: False
-    ) -> Iterator[WorkerReport]:
+    ) -> Generator[WorkerReport, None, None]:
         """Run a training in new processes and yield its reports, fewer once it is interrupted.
 
         The processes are gone when the last report comes.

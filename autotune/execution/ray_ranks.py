@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -70,7 +70,7 @@ class _FreshWorker:
 @contextlib.contextmanager
 def fresh_worker(
     task: TrialTask, is_interrupted: Callable[[], bool]
-) -> Iterator[Callable[..., Iterator[WorkerReport]]]:
+) -> Iterator[Callable[..., Generator[WorkerReport, None, None]]]:
     """Context with a new Ray worker for one training; yields what ``ProcessGroup.train`` is there.
 
     Raises:
@@ -91,7 +91,7 @@ def fresh_worker(
 
 def _reports_of(
     worker: Any, task: TrialTask, is_interrupted: Callable[[], bool]
-) -> Iterator[WorkerReport]:
+) -> Generator[WorkerReport, None, None]:
     started_at = time.time()
     stream = worker.train.options(num_returns="streaming").remote(task)
     try:

@@ -14,7 +14,7 @@ from functools import partial
 
 from rich.console import Console
 
-from autotune.config.command_line import EXIT_INTERRUPTED, EXIT_WORKER_ERROR
+from autotune.config.command_line import EXIT_WORKER_ERROR
 from autotune.config.schema import TrialConfig
 from autotune.confirm.confirmation import Confirmation, conclude, confirmation_seed
 from autotune.confirm.race import RaceState
@@ -92,7 +92,7 @@ def run_study(
         said = f"interrupted; the same study goes on with\n  {plan.command_line()}"
         logger.warning(said)  # where the terminal is gone
         say(console, said)
-        return EXIT_INTERRUPTED
+        return live.interrupt.exit_code
 
 
 def _push(live: LiveStudy) -> int:
@@ -134,7 +134,7 @@ def _search_and_confirm(live: LiveStudy) -> Confirmation | None:
                 size.check_holds("a trial", *plan.placed(plan.trial))
             status.update("opening the tracker, which gets what it lacks of earlier trials")
             live.tracker.wait()  # raises the tracker's errors before anything is trained
-        with live.display:
+        with live.display, plan.saved_on_notice(interrupt):
             for line in plan.device_lines(plan.trial):
                 live.display.note(f"device: {line}")
             for line in plan.dropped:
@@ -148,7 +148,8 @@ def _search_and_confirm(live: LiveStudy) -> Confirmation | None:
         num_cpus, num_gpus = plan.resources(plan.trial)
         if num_gpus or num_cpus < plan.capabilities.num_cpus:  # the runs leave a CPU idle
             threading.Thread(target=import_for_conclusion, name="import", daemon=True).start()
-        connection.run(lambda: _confirm(live, size), interrupt)
+        with plan.saved_on_notice(interrupt):
+            connection.run(lambda: _confirm(live, size), interrupt)
     finally:
         if not connection.is_lost:  # otherwise it is closed last: what Ray does then is uncertain
             connection.close()
@@ -200,8 +201,8 @@ def _search(live: LiveStudy, size: ClusterSize) -> None:
         time_budget_seconds=live.seconds_left,
         unsuitable=unsuitable,
         on_waiting=tell_of_waiting,
+        has_notice=live.interrupt.notice.is_set,
     )
-    make_folder(plan.state_folder(0).parent)
     search.run_search(
         trials,
         folder=plan.folder / ".ray",
@@ -210,7 +211,8 @@ def _search(live: LiveStudy, size: ClusterSize) -> None:
     )
     _tell_why_it_ends(live, trials.done)
     if trials.is_finished:  # otherwise the states of paused trials are still needed
-        shutil.rmtree(plan.state_folder(0).parent, ignore_errors=True)
+        for folder in plan.state_folder("").glob("trial-*"):
+            shutil.rmtree(folder, ignore_errors=True)
     if trials.refusal is not None:
         raise trials.refusal
 

@@ -5,7 +5,6 @@ Ray's own experiment state, loggers and signal handling are off: a study resumes
 """
 
 import shutil
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 from ray.tune.stopper import Stopper
 
+from autotune.config.command_line import Interrupt
 from autotune.execution.trial_manager import TrialManager
 from autotune.execution.worker import TrialWorker
 from autotune.files import make_folder, replace_file
@@ -29,10 +29,11 @@ def run_search(
     trial_manager: TrialManager,
     *,
     folder: Path,
-    interrupt: threading.Event,
+    interrupt: Interrupt,
     check_ray: Callable[[], None],
 ) -> None:
-    """Run trials until the policy suggests no more, or ``interrupt`` is set.
+    """Run trials until the policy suggests no more, or ``interrupt`` is set; after its notice, when
+    the running trials are saved.
 
     Trials that still run then are given up.
 
@@ -85,7 +86,9 @@ class PolicySearcher(Searcher):  # type: ignore[misc]  # ray has no types
         task = self._trial_manager.next_task(trial_id)
         if task is not None:
             return {"task": task}
-        return Searcher.FINISHED if self._trial_manager.is_finished else None
+        # while there is no trial at all, Ray asks on and on, and for nothing else
+        is_over = self._trial_manager.is_finished or self._trial_manager.has_notice()
+        return Searcher.FINISHED if is_over else None
 
     def save(self, checkpoint_path: str) -> None:
         """Write nothing: the study resumes from its storage."""
@@ -189,7 +192,7 @@ class _Callback(TrialProgressCallback):  # type: ignore[misc]  # ray has no type
 class _InterruptStopper(Stopper):  # type: ignore[misc]  # ray has no types
     """Stops all trials on an interrupt, or after an error that every trial would meet."""
 
-    def __init__(self, trial_manager: TrialManager, interrupt: threading.Event) -> None:
+    def __init__(self, trial_manager: TrialManager, interrupt: Interrupt) -> None:
         self._trial_manager = trial_manager
         self._interrupt = interrupt
 
@@ -200,4 +203,6 @@ class _InterruptStopper(Stopper):  # type: ignore[misc]  # ray has no types
         return {}  # Ray pickles the stopper into its experiment state, which nothing reads
 
     def stop_all(self) -> bool:
+        if self._interrupt.notice.is_set() and self._trial_manager.is_saved:
+            self._interrupt.set()
         return self._interrupt.is_set() or self._trial_manager.refusal is not None

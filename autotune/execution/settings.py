@@ -18,6 +18,8 @@ _POSITIVE = (
     "search.expected_trainings",
     "cluster.cpus_per_worker",
     "cluster.trials_per_gpu",
+    "cluster.notice_seconds",
+    "checkpoint.every_minutes",
     "confirm.num_candidates",
     "confirm.num_seeds",
     "confirm.budget_fraction",

@@ -10,6 +10,7 @@ Nothing here needs Ray or torch.
 
 import contextlib
 import logging
+import math
 import os
 import platform
 import re
@@ -82,11 +83,13 @@ class TrialTask:
     """File for the weights at the end, if the worker's machine has its folder; a training
     function of the user's writes those it saved."""
     state_folder: str | None = None
-    """Folder for the training state while the trial is paused; None for a trial that is never
-    paused."""
-    is_paused: bool = False
-    """Whether the trial has been paused: its training then continues from the state in
-    ``state_folder``."""
+    """Folder for the training's states, if the worker's machine has the folder above it; None for
+    a training that is not saved."""
+    checkpoint_seconds: float = math.inf
+    """Least seconds between two states that are saved without being asked for."""
+    is_resumed: bool = False
+    """Whether the training was begun before: it then continues from its last state, if it has one,
+    and in its folder."""
     placement: str = "PACK"
     """Ray's placement strategy for the workers: how they are distributed over machines."""
     accelerator_type: str | None = None
@@ -132,7 +135,14 @@ class WorkerReport:
     with an evaluation."""
     test_metric: float | None = None
     can_pause: bool = False
-    """Whether the training's state can be kept now, to continue later."""
+    """Whether the training's state can be saved now, to continue later."""
+    is_saved: bool = False
+    """Whether the training was saved at this report."""
+    earlier: Mapping[int, Evaluation] | None = None
+    """In the first report of a process, the evaluations by number that were made before the state
+    which the training continued from, none if it began; None in later reports."""
+    checkpoint_seconds: float = 0.0
+    """Seconds that this process has spent on saving so far, which its clock does not count."""
     contention: Contention | None = None
     """What else used the machine so far, as the training's first worker measured it; None before
     its first measurement."""

@@ -46,7 +46,7 @@ from autotune.execution.trial_folder import (
     trial_folder,
 )
 from autotune.execution.watchdog import Watchdog, descendants
-from autotune.files import appending, make_folder
+from autotune.files import appending
 from autotune.measurement import OUTPUT_AT, Evaluation
 from autotune.mlflow_logs import keep_logs
 from autotune.outcome import Outcome
@@ -67,6 +67,7 @@ from autotune.training.parallel.rendezvous import (
 )
 from autotune.training.parallel.reports import LeadingRank
 from autotune.training.run import fingerprint, start_training
+from autotune.training.states import TrainingStates
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +99,11 @@ class TaskRun:
             starts_training=task.config.is_command,
         )
         self._num_killed = num_killed_for_memory()
-        self._training: Generator[Evaluation, Path | None, float | None] | None = None
+        self._training: Generator[Evaluation | None, bool | None, float | None] | None = None
+        self._states = TrainingStates(
+            None if task.state_folder is None else Path(task.state_folder), task.checkpoint_seconds
+        )
+        self._has_reported = False
         self._fingerprint: Mapping[str, Any] = {}
         self._last: Evaluation | None = None
         self._hang_file: TextIO | None = None
@@ -128,30 +133,27 @@ class TaskRun:
         if contention is not None and self._store is not None:
             others = noted_contention(self._store, self._task.num_workers)
             contention = Contention.of_ranks([contention, *others])
-        evaluation = report.evaluation and replace(report.evaluation, contention=contention)
-        return replace(report, evaluation=evaluation, contention=contention)
+        report = replace(report, contention=contention, checkpoint_seconds=self._states.seconds)
+        if self._has_reported:
+            return report
+        self._has_reported, own = True, self._states.curve.num_evaluations - 1
+        numbered = dict(self._states.curve.numbered)
+        if report.evaluation is not None:
+            numbered.pop(own)
+        return replace(report, earlier=numbered)
 
     def keep(self) -> None:
-        """Write the training's state to the task's state folder, for another process to continue
-        from.
+        """Save the training in the task's state folder, for another process to continue.
 
         Raises:
             DataError: the state cannot be written.
         """
         assert self._training is not None, "nothing was trained yet"
-        assert self._task.state_folder is not None, "this trial is never paused"
-        folder = Path(self._task.state_folder)
-        make_folder(folder)
-        self._training.send(folder)
+        self._training.send(True)
 
     @property
     def _can_pause(self) -> bool:
-        folder = self._task.state_folder
-        if self._leader is not None:
-            is_able = is_pausable(self._leader.can_keep)
-        else:
-            is_able = self._task.num_workers == 1
-        return folder is not None and Path(folder).parent.is_dir() and is_able
+        return self._states.is_kept and (self._leader is None or is_pausable(self._leader.can_keep))
 
     def close(self) -> None:
         """End the training where it stands and free its resources."""
@@ -165,7 +167,9 @@ class TaskRun:
             self._hang_path.unlink(missing_ok=True)
             self._hang_file = None
 
-    def _report_of(self, evaluation: Evaluation) -> WorkerReport:
+    def _report_of(self, evaluation: Evaluation | None) -> WorkerReport:
+        if evaluation is None:
+            return WorkerReport(evaluation=None, outcome=None, is_saved=True)
         is_first, self._last = self._last is None, evaluation
         is_last = evaluation.outcome is not None
         is_late = is_first and self._folder and evaluation.outcome is Outcome.TIMED_OUT
@@ -175,7 +179,8 @@ class TaskRun:
             error=_START_UP.format(evaluation) if is_late else None,
             fingerprint=self._take_fingerprint(),
             test_metric=self._test_metric(evaluation) if is_last else None,
-            can_pause=self._can_pause,
+            can_pause=not is_last and self._can_pause,
+            is_saved=self._states.is_saved,
         )
 
     def _report_of_error(self, error: Exception) -> WorkerReport:
@@ -188,7 +193,8 @@ class TaskRun:
         if isinstance(error, AutotuneError) and self._folder is not None:
             # a process that the training had started may have printed the reason
             refusal = refusal_in(end_of_output(self._folder)) or refusal
-        if isinstance(error, StateError):  # of a paused trial, whose point is trained anew
+        if isinstance(error, StateError):  # the training continues from the state before
+            self._states.drop_newest()
             outcome = Outcome.LOST
         elif isinstance(error, DivergedError):
             outcome = Outcome.DIVERGED
@@ -205,8 +211,10 @@ class TaskRun:
             is_data_missing=isinstance(error, DataError),
         )
 
-    def _start(self) -> Generator[Evaluation, Path | None, float | None]:
+    def _start(self) -> Generator[Evaluation | None, bool | None, float | None]:
         task = self._task
+        if not task.is_resumed:
+            self._states.clear()
         if task.weights_path is not None and not Path(task.weights_path).parent.is_dir():
             task = replace(task, weights_path=None)
         _prepare_process(task)
@@ -216,17 +224,15 @@ class TaskRun:
                 task.name,
                 number=task.number,
                 seed=task.config.seed,
-                is_resumed=task.is_paused,
+                is_resumed=task.is_resumed,
             )
             self._folder = self._entered.enter_context(run)
             if task.config.has_rendezvous:
                 port = self._entered.enter_context(reserved_port())
                 tell_ranks(self._store, port, self._folder)
         if task.logs_folder is not None and Path(task.logs_folder).parent.is_dir():
-            keep_logs(Path(task.logs_folder, task.name), is_resumed=task.is_paused)
-        kept: dict[str, Any] = {}
-        if task.is_paused and task.state_folder is not None:
-            kept["paused_folder"] = Path(task.state_folder)
+            keep_logs(Path(task.logs_folder, task.name), is_resumed=task.is_resumed)
+        kept: dict[str, Any] = {"states": self._states}
         rendezvous = _rendezvous(task, self._host, self.port or 0, rank=0)
         if task.config.training is not None:
             self._leader = kept["leader"] = LeadingRank(self._store, task.num_workers)
@@ -343,7 +349,7 @@ def follow_task(
             keep_logs(Path(unread), is_resumed=False)
         enter_rank(task, rendezvous, place)
         folder = task.state_folder
-        settings |= {"state_folder": folder and Path(folder), "is_paused": task.is_paused}
+        settings |= {"state_folder": folder and Path(folder)}
     watchdog = Watchdog(
         deadline_seconds=math.inf,  # the first rank's watchdog ends what hangs
         driver=task.driver,

@@ -25,7 +25,7 @@ from autotune.execution.task import (
     warn_once,
 )
 from autotune.files import STATE_FILE
-from autotune.measurement import Evaluation, TrialResult
+from autotune.measurement import Evaluation, LearningCurve, TrialResult
 from autotune.outcome import Outcome
 from autotune.reporting.study_files import StudyTables
 from autotune.reporting.terminal import StudyDisplay
@@ -37,9 +37,6 @@ from autotune.tracking.writer import TrackerWriter
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
 
-MAX_EVALUATIONS = 4000
-"""Maximum number of evaluations that are kept of a trial; of a longer curve half are left out,
-again and again."""
 _MAX_REJECTED_IN_A_ROW = 1000
 
 
@@ -60,11 +57,15 @@ class _ManagedTrial:
     tracked: TrackedTrial
     task: TrialTask
     stage: TrialStage
-    evaluations: list[Evaluation] = field(default_factory=list)
+    curve: LearningCurve = field(default_factory=LearningCurve)
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     started_at: float = 0.0
     handed_out_at: float = 0.0
     """Unix time at which the trial was handed to its current worker."""
+    reported_at: float = 0.0
+    """Unix time of the current worker's last report, or else of its start."""
+    stored_at: float = field(default_factory=time.time)
+    """Unix time at which evaluations were last stored."""
     waits_since: float | None = None
     """Unix time since which the trial waits for a worker, or at which its waiting was last told;
     None while it has one."""
@@ -72,26 +73,16 @@ class _ManagedTrial:
     """Contention while the current worker trains the trial."""
     contention_before: Contention | None = None
     """Contention while earlier workers trained the trial, up to its last pause."""
-
-    num_evaluations: int = 0
-    """Number of evaluations that the trial has reported."""
-    stride: int = 1
-    """One in so many evaluations is kept in ``evaluations``, beside the last."""
-
-    def add(self, evaluation: Evaluation) -> bool:
-        """Take an evaluation, and say whether it is kept once others follow: of a long curve
-        only every second, fourth, ... is.
-        """
-        if self.num_evaluations and (self.num_evaluations - 1) % self.stride:
-            self.evaluations.pop()  # it was kept as the last only
-        self.evaluations.append(evaluation)
-        self.num_evaluations += 1
-        is_kept = (self.num_evaluations - 1) % self.stride == 0
-        if is_kept and len(self.evaluations) > MAX_EVALUATIONS:
-            self.stride *= 2
-            is_last_kept = len(self.evaluations) % 2 == 1
-            self.evaluations = self.evaluations[::2] + ([] if is_last_kept else [evaluation])
-        return is_kept
+    num_evaluations_when_lost: int = 0
+    """Number of evaluations of the state that the trial continued from when it was last lost."""
+    lost_seconds: float = 0.0
+    """Seconds of training after the last state of a worker that was lost."""
+    checkpoint_seconds: float = 0.0
+    """Seconds that saving took, of the current worker."""
+    checkpoint_seconds_before: float = 0.0
+    """Seconds that saving took, of earlier workers."""
+    can_save: bool = False
+    """Whether a notice has the current worker save the trial."""
 
     def result(self, outcome: Outcome, error: str | None) -> TrialResult:
         """What became of the trial, which ends now."""
@@ -102,14 +93,27 @@ class _ManagedTrial:
             overrides=self.tracked.overrides,
             seed=self.trial.seed,
             outcome=outcome,
-            evaluations=tuple(self.evaluations),
+            evaluations=self.curve.evaluations,
             started_at=self.started_at or self.handed_out_at,
             stopped_at=time.time(),
             fingerprint=self.fingerprint,
             error=error,
             cap_seconds=self.task.cap_seconds if math.isfinite(self.task.cap_seconds) else None,
             contention=contention.reason if contention is not None and outcome.is_timed else None,
+            lost_seconds=self.lost_seconds,
+            checkpoint_seconds=self.checkpoint_seconds_before + self.checkpoint_seconds,
         )
+
+    def rewind(self, earlier: Mapping[int, Evaluation]) -> bool:
+        """Take the evaluations that the trial continues from; whether later ones were lost."""
+        continued, last = LearningCurve(earlier), self.curve.last
+        if continued.num_evaluations == self.curve.num_evaluations:
+            return False
+        if last is not None:
+            kept_seconds = 0.0 if continued.last is None else continued.last.warm_seconds
+            self.lost_seconds += max(0.0, last.warm_seconds - kept_seconds)
+        self.curve = continued
+        return True
 
 
 @dataclass(kw_only=True, eq=False)
@@ -130,13 +134,13 @@ class TrialManager:
     """Makes a worker's task from the run's name, its configuration, and other fields by name."""
     has_room: Callable[[Sequence[TrialTask]], bool]
     """Whether another trial can be trained beside the given tasks."""
-    state_folder: Callable[[int], Path]
-    """Folder for the training state of a paused trial, by trial number."""
+    state_folder: Callable[[str], Path]
+    """Folder for the states of a run, by its name."""
     unsuitable: Callable[[TrialConfig], str | None]
     """Why these machines cannot run a configuration; None if they can."""
     trial_deadline_seconds: float
     max_retries: int
-    """How often the point of a lost trial is tried again."""
+    """How often in a row a trial is resumed that was lost and made no progress."""
     max_retakes: int
     """How often the point of a trial is tried again whose times were spoilt by something else on
     the machine. After a few trials in a row for which that did not help, others are only marked."""
@@ -144,6 +148,8 @@ class TrialManager:
     """Time limit of the search, from the start of its first trial; None means no limit."""
     on_waiting: Callable[[TrialTask], object] = lambda task: None
     """Called now and then with the task of a trial that no worker has begun for a while."""
+    has_notice: Callable[[], bool] = lambda: False
+    """Whether the search is to end as soon as all running trials are saved."""
     done: Done | None = field(default=None, init=False)
     """Why the search has ended; None while it goes on."""
     refusal: AutotuneError | None = field(default=None, init=False)
@@ -159,11 +165,10 @@ class TrialManager:
         self._trials: dict[str, _ManagedTrial] = {}
         self._resumed: Trial | None = None
         """Trial that is to continue as soon as its state is written."""
-        for trial, evaluations in self.policy.paused:
-            paused = self._managed(trial, self._composed(trial), TrialStage.PAUSED)
-            paused.evaluations += evaluations
-            paused.num_evaluations = len(evaluations)
-            self._trials[paused.tracked.name] = paused
+        for trial, curve in self.policy.begun:
+            begun = self._managed(trial, self._composed(trial), TrialStage.PAUSED)
+            begun.curve = curve
+            self._trials[begun.tracked.name] = begun
 
     @property
     def is_over(self) -> bool:
@@ -197,7 +202,7 @@ class TrialManager:
         more trials, in which case the paused trials are ended.
         """
         self._tell_of_waiting()
-        if not self.has_room([managed.task for managed in self._at_work]):
+        if self.has_notice() or not self.has_room([managed.task for managed in self._at_work]):
             return None
         if self._resumed is not None:
             return self._resume(self._resumed, key)
@@ -241,7 +246,8 @@ class TrialManager:
         """Note that a worker has begun or resumed a trial."""
         if (managed := self._trials.get(key)) is None:
             return
-        managed.handed_out_at, managed.waits_since = time.time(), None
+        managed.handed_out_at = managed.reported_at = time.time()
+        managed.waits_since = None
         self._began_at = self._began_at or time.monotonic()
         if not managed.started_at:
             managed.started_at = managed.handed_out_at
@@ -256,18 +262,23 @@ class TrialManager:
             Whether the trial goes on, is paused or stops.
         """
         managed = self._trials[key]
+        managed.reported_at = time.time()
+        managed.checkpoint_seconds = report.checkpoint_seconds
+        managed.can_save = report.can_pause or managed.task.config.training is None
+        if report.earlier is not None and managed.rewind(report.earlier):
+            self.policy.rewind(managed.trial.number, managed.curve)
         managed.fingerprint = report.fingerprint or managed.fingerprint
         managed.contention = report.contention or managed.contention
         warn_of_worker(report)
         decision = Decision.CONTINUE
         if report.evaluation is not None:
             evaluation = report.evaluation
-            if managed.add(evaluation):
+            if managed.curve.add(evaluation):
                 self.tracker.evaluate(managed.tracked.name, evaluation)
             for listener in self.listeners:
                 listener.evaluated(managed.trial.number, evaluation)
             if report.outcome is None:
-                may_pause = report.can_pause and _has_room_for_states(self.state_folder(0).parent)
+                may_pause = report.can_pause and _has_room_for_states(self.state_folder("").parent)
                 decision = self.policy.observe(
                     managed.trial.number, evaluation, may_pause=may_pause
                 )
@@ -275,8 +286,13 @@ class TrialManager:
         if outcome is None and self.is_over:
             outcome = Outcome.STOPPED
         if outcome is None:
+            if self.has_notice() and (report.is_saved or not managed.can_save):
+                self.interrupted(key)
+                return Decision.STOP
             if decision is Decision.PAUSE:
                 self._pause(managed)
+            elif report.is_saved or time.time() - managed.stored_at > _STORE_EVERY_SECONDS:
+                self._store(managed)
             return decision
         if outcome is Outcome.INVALID and (report.is_data_missing or managed.trial.is_baseline):
             self.refusal = self.refusal or (DataError if report.is_data_missing else ConfigError)(
@@ -304,10 +320,24 @@ class TrialManager:
             self.interrupted(key)
 
     def interrupted(self, key: str) -> None:
-        """Give up a running or paused trial; a resumed study continues it or proposes it again."""
+        """Give up a running or paused trial; a resumed study continues it from its last state."""
         managed = self._trials.pop(key, None)
         if managed is not None:
+            self._store(managed)
             self.policy.interrupt(managed.trial.number)
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether no running trial is left that a notice may still have saved."""
+        return not any(
+            managed.stage is TrialStage.PAUSING or managed.can_save
+            for managed in self._trials.values()
+            if managed.stage is not TrialStage.PAUSED
+        )
+
+    def _store(self, managed: _ManagedTrial) -> None:
+        managed.stored_at = time.time()
+        self.policy.store(managed.trial.number, managed.curve)
 
     def _composed(self, trial: Trial) -> Composed:
         return self.composer.compose_suggestion(trial.suggestion, seed=trial.seed)
@@ -320,8 +350,7 @@ class TrialManager:
             cap_seconds=trial.cap_seconds,
             deadline_seconds=self._deadline_seconds(),
             number=trial.number,
-            state_folder=str(self.state_folder(trial.number)),
-            is_paused=stage is TrialStage.PAUSED,
+            is_resumed=stage is TrialStage.PAUSED,
         )
         return _ManagedTrial(
             trial, tracked, task, stage, handed_out_at=time.time(), waits_since=time.time()
@@ -334,11 +363,16 @@ class TrialManager:
     def _pause(self, managed: _ManagedTrial) -> None:
         """Note that a trial is to leave its worker, which writes its state."""
         managed.stage = TrialStage.PAUSING
-        managed.contention_before = _total(managed.contention_before, managed.contention)
-        managed.contention = None
-        self.policy.pause(managed.trial.number, managed.evaluations)
+        self._leave_worker(managed)
+        self._store(managed)
+        self.policy.pause(managed.trial.number)
         for listener in self.listeners:
             listener.trial_paused(managed.trial.number)
+
+    def _leave_worker(self, managed: _ManagedTrial) -> None:
+        managed.contention_before = _total(managed.contention_before, managed.contention)
+        managed.checkpoint_seconds_before += managed.checkpoint_seconds
+        managed.contention, managed.checkpoint_seconds, managed.can_save = None, 0.0, False
 
     def paused(self, key: str) -> None:
         """Note that a trial's state is written, and that its worker takes another trial."""
@@ -363,7 +397,7 @@ class TrialManager:
             managed.task,
             cap_seconds=trial.cap_seconds,
             deadline_seconds=self._deadline_seconds(),
-            is_paused=True,
+            is_resumed=True,
         )
         self._trials[key] = managed
         return managed.task
@@ -372,24 +406,51 @@ class TrialManager:
         self, key: str, outcome: Outcome, error: str | None, is_tried_twice: bool = False
     ) -> None:
         managed = self._trials.pop(key)
+        is_lost = outcome is Outcome.LOST
+        if (is_lost or is_tried_twice) and self._is_resumed(managed, error, is_lost=is_lost):
+            return
         is_cut_short = managed.task.deadline_seconds < self.trial_deadline_seconds
         if is_cut_short and error is not None and error.startswith(NOT_ENDED):
             outcome = Outcome.STOPPED
             error = f"the study's time budget ended amid this trial{error.removeprefix(NOT_ENDED)}"
         result = managed.result(outcome, error)
-        withdrawn = self._withdrawn(result, is_tried_twice)
+        withdrawn = self._withdrawn(result)
+        if withdrawn is None:
+            self._store(managed)
         score = self.policy.finish(result) if withdrawn is None else None
         self.tracker.finish(managed.tracked, withdrawn or result, score)
-        shutil.rmtree(self.state_folder(result.trial), ignore_errors=True)
+        shutil.rmtree(self.state_folder(managed.tracked.name), ignore_errors=True)
         for listener in self.listeners:
             if withdrawn is None:
                 listener.trial_finished(result, score)
             else:
                 listener.trial_withdrawn(withdrawn)
 
-    def _withdrawn(self, result: TrialResult, is_tried_twice: bool) -> TrialResult | None:
+    def _is_resumed(self, managed: _ManagedTrial, error: str | None, *, is_lost: bool) -> bool:
+        """Have a trial whose worker is gone continue from its last state, unless that was done too
+        often in vain; whether it is.
+        """
+        number, now = managed.trial.number, time.time()
+        num_evaluations = managed.curve.num_evaluations
+        has_progressed = is_lost and num_evaluations > managed.num_evaluations_when_lost + 1
+        most = self.max_retries if is_lost else min(1, self.max_retries)
+        if not self.policy.lost(number, most=most, has_progressed=has_progressed):
+            return False
+        logger.info("%s: %s; it continues from its last state", managed.tracked.name, error)
+        lost = replace(managed.result(Outcome.LOST, error), stopped_at=now)
+        managed.num_evaluations_when_lost = num_evaluations
+        managed.lost_seconds += now - managed.reported_at if managed.reported_at else 0.0
+        self._leave_worker(managed)
+        self._store(managed)
+        managed.stage = TrialStage.PAUSED
+        self._trials[managed.tracked.name] = managed
+        for listener in self.listeners:
+            listener.trial_withdrawn(lost)
+        return True
+
+    def _withdrawn(self, result: TrialResult) -> TrialResult | None:
         """What to tell in place of the result of a trial whose point is tried again, since its
-        times were spoilt, or its process was lost or killed; None if it is not.
+        times were spoilt; None if it is not.
         """
         why, name = result.contention, search_name(result.trial)
         if why is not None:
@@ -401,23 +462,19 @@ class TrialManager:
                 return replace(result, outcome=Outcome.CONTENDED, error=why)
         if result.outcome.is_timed:
             self._num_in_vain = 0 if why is None else self._num_in_vain + 1
-        is_lost = result.outcome is Outcome.LOST
-        most = self.max_retries if is_lost else min(int(is_tried_twice), self.max_retries)
-        if not self.policy.retry(result.trial, most=most):
-            return None
-        logger.info("%s: %s; its configuration is tried again", name, result.error)
-        return replace(result, outcome=Outcome.LOST)
+        return None
 
 
 def _has_room_for_states(folder: Path) -> bool:
     """Whether the disk of a folder has room for another saved state, beside those in the folders
     within it.
 
-    Room is what the largest of those takes, twice since a state is replaced by a new file, and some
-    megabytes for all other files.
+    Room is what the largest of those takes with all its files, twice, since a state is written
+    beside the older one, and some megabytes for all other files.
     """
     try:
-        largest = max((path.stat().st_size for path in folder.glob(f"*/{STATE_FILE}")), default=0)
+        states = [path.parent for path in folder.glob(f"*/*/{STATE_FILE}")]
+        largest = max(map(_num_bytes, states), default=0)
         if shutil.disk_usage(folder).free >= 2 * largest + 8 * 2**20:
             return True
     except OSError:  # a state was deleted meanwhile, or the folder is another machine's
@@ -427,6 +484,10 @@ def _has_room_for_states(folder: Path) -> bool:
         " being paused"
     )
     return False
+
+
+def _num_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*"))
 
 
 def _tracked(trial: Trial, composed: Composed) -> TrackedTrial:
@@ -451,6 +512,8 @@ _MAX_IN_VAIN = 3
 """Trials in a row that trying again has not helped, after which others are only marked."""
 _PATIENCE_SECONDS = 30.0
 """Seconds for which a trial waits for a worker until that is told, and told again."""
+_STORE_EVERY_SECONDS = 30.0
+"""Seconds after which evaluations of a running trial are stored."""
 _GRACE_SECONDS = 30.0
 """Seconds that a trial may run past the study's time budget before its worker is ended."""
 

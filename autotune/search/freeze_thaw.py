@@ -169,8 +169,6 @@ class FreezeThawSampler(PausingSampler):
         chosen, self._chosen = self._chosen, None
         if chosen is None or (isinstance(chosen, Suggestion) and not new):
             chosen = self._choose(beside=None, new=new)
-        if isinstance(chosen, int):
-            self._trials[chosen].is_paused = False
         return chosen
 
     def started(self, number: int, suggestion: Suggestion) -> None:
@@ -193,12 +191,24 @@ class FreezeThawSampler(PausingSampler):
     def paused(
         self, number: int, suggestion: Suggestion, evaluations: Sequence[Evaluation]
     ) -> None:
-        """Register a trial that an earlier process paused, so that it can be resumed."""
+        """Register a trial that an earlier process began, so that it can be resumed."""
         self.started(number, suggestion)
-        trial = self._trials[number]
+        self.rewound(number, evaluations)
+        self._trials[number].is_paused = True
+
+    def resumed(self, number: int) -> None:
+        """Note that a paused trial is trained again."""
+        if number in self._trials:
+            self._trials[number].is_paused = False
+
+    def rewound(self, number: int, evaluations: Sequence[Evaluation]) -> None:
+        """Take the evaluations that a trial continues from, in place of those that it had."""
+        if (trial := self._trials.get(number)) is None:
+            return
+        trial.curve.clear()
+        trial.best_index = 0
         for evaluation in evaluations:
             self._history.add_evaluation(number, evaluation)
-        trial.is_paused = True
         trial.last_decision_seconds = trial.curve[-1].seconds if trial.curve else 0.0
 
     def observe(

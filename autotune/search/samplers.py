@@ -55,7 +55,15 @@ class PausingSampler:
     def paused(
         self, number: int, suggestion: Suggestion, evaluations: Sequence[Evaluation]
     ) -> None:
-        """Register a trial that an earlier process paused, so that it can be resumed."""
+        """Register a trial that an earlier process began, so that it can be resumed."""
+
+    def resumed(self, number: int) -> None:
+        """Note that a paused trial is trained again."""
+
+    def rewound(self, number: int, evaluations: Sequence[Evaluation]) -> None:
+        """Take the evaluations that a trial continues from, in place of those that it had: what it
+        trained after its last state is lost.
+        """
 
     def finish(self, result: TrialResult, score: float | None) -> None:
         """Learn from a trial that ended; ``score`` is None unless it reached the target."""

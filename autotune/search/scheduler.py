@@ -15,7 +15,7 @@ import optuna
 from optuna.trial import TrialState
 
 from autotune.errors import AutotuneError, ConfigError, WorkerError
-from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.measurement import Evaluation, LearningCurve, Target, TrialResult
 from autotune.objective import Objective, device_of, unmeasured
 from autotune.outcome import Outcome
 from autotune.search.expected_scores import running_times
@@ -32,13 +32,15 @@ from autotune.search.study import (
     ask_trial,
     baseline_number,
     create_trial_at,
-    end_abandoned_trials,
+    cut_evaluations,
+    end_ended_trials,
     finished_results,
-    interrupt_trial,
-    paused_trials,
     reject_trial,
     rejected_points,
+    store_evaluations,
     tell_result,
+    try_again,
+    unfinished_trials,
 )
 from autotune.space import SearchSpace, Suggestion
 
@@ -56,7 +58,7 @@ class Trial:
     """Whether the trial trains the baseline: the experiment's configuration with no parameter
     varied."""
     retry_of: int | None = None
-    """Number of the lost or interrupted trial of the same point that this trial repeats."""
+    """Number of the trial of the same point whose times were spoilt, which this trial repeats."""
 
 
 @dataclass(frozen=True)
@@ -137,9 +139,6 @@ class SearchSettings:
     """Gives the point to train, and to tell to Optuna, in place of a suggestion."""
     may_repeat: bool = False
     """Whether Optuna's samplers may try a point of a finite space again, without ``place``."""
-    is_kept: Callable[[int], bool] = lambda number: False
-    """Whether a trial that an earlier process paused can be resumed; if not, its point is proposed
-    again."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -162,15 +161,18 @@ class Scheduler(SearchSettings):
         self._stored: dict[int, optuna.Trial] = {}
         """The same trials in the study's storage."""
         self._paused: set[int] = set()
+        self._interrupted: list[int] = []
+        """Those of the paused trials that were trained until their worker, or the process that
+        decided, was gone: they are resumed before anything else."""
+        self._num_stored: dict[int, int] = {}
+        """Number of evaluations that are stored of each unfinished trial."""
         self._last: dict[int, Evaluation] = {}
         """The last evaluation of every trial that has been evaluated."""
         self._errors: list[TrialResult] = []
         self.error: AutotuneError | None = None
         """Why the search ended early: too many trials in a row ERRORED, or a worker lacked a
         reading for the objective; else None."""
-        end_abandoned_trials(
-            study, self.objective, lambda number: self._pauses and self.is_kept(number)
-        )
+        end_ended_trials(study, self.objective)
         self.results = finished_results(study)
         """Results of all ended trials, by trial number."""
         if place is not None:
@@ -181,16 +183,20 @@ class Scheduler(SearchSettings):
             self._sampler.rejected(suggestion)
             self._mark_tried(suggestion)
         self._errors, self.error = [], None  # the cause of earlier errors may be fixed by now
-        self.paused: list[tuple[Trial, Sequence[Evaluation]]] = []
-        """Trials that an earlier process paused, with their evaluations."""
-        for stored, suggestion, evaluations in paused_trials(study, space):
-            self._sampler.paused(stored.number, suggestion, evaluations)
-            self._paused.add(stored.number)
-            if evaluations:
-                self._last[stored.number] = evaluations[-1]
+        self.begun: list[tuple[Trial, LearningCurve]] = []
+        """Trials that an earlier process began and did not end, with their evaluations."""
+        for stored, suggestion, curve in unfinished_trials(study, space, self.baseline):
+            number = stored.number
+            if suggestion.values:
+                self._sampler.paused(number, suggestion, curve.evaluations)
+            self._paused.add(number)
+            if not (self._pauses and PAUSED in stored.user_attrs):
+                self._interrupted.append(number)
+            if curve.last is not None:
+                self._last[number] = curve.last
+            self._num_stored[number] = curve.num_evaluations
             is_baseline = BASELINE in stored.user_attrs
-            trial = self._add(stored, suggestion, is_baseline=is_baseline)
-            self.paused.append((trial, evaluations))
+            self.begun.append((self._add(stored, suggestion, is_baseline=is_baseline), curve))
         is_new = not study.get_trials(deepcopy=False)
         if self.baseline is not None and baseline_number(study) is None:
             params = space.params_of(self.baseline) if self.baseline.values else {}
@@ -266,6 +272,8 @@ class Scheduler(SearchSettings):
         """
         if self.error is not None:
             return Done("error")
+        if self._interrupted:
+            return self._resumed(self._interrupted.pop(0))
         may_start = self.num_trials_left != 0
         if (answer := self._next(may_start=may_start)) is not None:
             return answer
@@ -291,11 +299,14 @@ class Scheduler(SearchSettings):
                 )
             chosen = self._sampler.propose(new=False)
             assert not isinstance(chosen, Suggestion), "no new point was wanted"
-        if chosen is None:
-            return None
-        self._paused.discard(chosen)
-        cap_seconds = self.stopping.cap_seconds(chosen)
-        return Resume(replace(self._unfinished[chosen], cap_seconds=cap_seconds))
+        return None if chosen is None else self._resumed(chosen)
+
+    def _resumed(self, number: int) -> Resume:
+        self._paused.discard(number)
+        self._sampler.resumed(number)
+        trial = self._unfinished[number]
+        cap_seconds = math.inf if trial.is_baseline else self.stopping.cap_seconds(number)
+        return Resume(replace(trial, cap_seconds=cap_seconds))
 
     def _ask(self, place: Callable[[Suggestion], Suggestion | None] | None) -> Start | None:
         asked = ask_trial(self.study, self.space, self.baseline, place)
@@ -349,20 +360,41 @@ class Scheduler(SearchSettings):
             self._paused.add(number)
         return decision
 
-    def pause(self, number: int, evaluations: Sequence[Evaluation]) -> None:
-        """Store a paused trial's evaluations in the study, so that another process can resume
-        it.
+    def store(self, number: int, curve: LearningCurve) -> None:
+        """Append the evaluations of an unfinished trial that are not stored yet, so that another
+        process can continue it.
         """
-        stored = [evaluation.as_dict() for evaluation in evaluations]
-        self._stored[number].set_user_attr(PAUSED, stored)
+        first = self._num_stored.get(number, 0)
+        new = {at: each for at, each in curve.numbered.items() if at >= first}
+        if new:
+            # a sampler of Optuna's would rank stopped trials by how many there are
+            first_to_report = first if self._pauses else math.inf
+            store_evaluations(self._stored[number], new, first_to_report=first_to_report)
+        self._num_stored[number] = curve.num_evaluations
+
+    def pause(self, number: int) -> None:
+        """Note in the study that a trial is paused."""
+        stored = self._stored[number]
+        if PAUSED not in stored.user_attrs:
+            stored.set_user_attr(PAUSED, True)
+
+    def rewind(self, number: int, curve: LearningCurve) -> None:
+        """Note the evaluations that a trial continues from: later ones were lost."""
+        self._num_stored[number] = min(self._num_stored.get(number, 0), curve.num_evaluations)
+        cut_evaluations(self._stored[number], curve.num_evaluations)
+        if self._unfinished[number].suggestion.values:
+            self._sampler.rewound(number, curve.evaluations)
 
     def finish(self, result: TrialResult) -> float | None:
         """Record how a trial ended, and return its score; None unless it REACHED the target."""
         if not all(map(self._is_measured, result.evaluations)):
             self.interrupt(result.trial)
             return None
+        if result.trial not in self._num_stored:
+            self.store(result.trial, LearningCurve(dict(enumerate(result.evaluations))))
         _, stored = self._pop(result.trial)
-        tell_result(self.study, stored, result, self.objective, self.target)
+        target = None if self._pauses else self.target
+        tell_result(self.study, stored, result, self.objective, target)
         self.results[result.trial] = result
         score = self._learn(result)
         trainings = self.expected_trainings
@@ -395,24 +427,33 @@ class Scheduler(SearchSettings):
             self._sampler.rejected(suggestion)
 
     def interrupt(self, number: int) -> None:
-        """Give up a trial whose end says nothing about its configuration.
+        """Leave a trial as it is; when the study is resumed, it continues from its last state."""
+        self._withdraw(number)
 
-        When the study is resumed, the trial continues from where it was last paused; if it never
-        was, its point is proposed again.
+    def lost(self, number: int, *, most: int, has_progressed: bool) -> bool:
+        """Have a trial that was lost with its worker resumed.
+
+        Return False if it was already resumed ``most`` times in a row without progress.
         """
-        if PAUSED not in self._withdraw(number).user_attrs:
-            interrupt_trial(self.study, number)
+        stored = self._stored[number]
+        num_lost = 1 if has_progressed else stored.user_attrs.get(NUM_LOST, 0) + 1
+        if num_lost > most:
+            return False
+        stored.set_user_attr(NUM_LOST, num_lost)
+        self._paused.add(number)
+        self._interrupted.append(number)
+        return True
 
     def retry(self, number: int, *, most: int) -> bool:
-        """Give up a trial that was lost with its machine, and enqueue its point.
+        """Give up a trial whose times were spoilt, and enqueue its point.
 
         Return False if the point was already tried again ``most`` times: nothing has changed then.
         """
-        num_lost = self._stored[number].user_attrs.get(NUM_LOST, 0) + 1
-        if num_lost > most:
+        num_tried = self._stored[number].user_attrs.get(NUM_LOST, 0) + 1
+        if num_tried > most:
             return False
         self._withdraw(number)
-        interrupt_trial(self.study, number, num_lost=num_lost)
+        try_again(self.study, number, num_tried=num_tried)
         return True
 
     def _withdraw(self, number: int) -> optuna.Trial:
@@ -424,6 +465,7 @@ class Scheduler(SearchSettings):
 
     def _pop(self, number: int) -> tuple[Trial, optuna.Trial]:
         self._paused.discard(number)
+        self._num_stored.pop(number, None)
         return self._unfinished.pop(number), self._stored.pop(number)
 
     def _learn(self, result: TrialResult) -> float | None:

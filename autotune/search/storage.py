@@ -54,7 +54,7 @@ def open_storage(folder: Path, url: str | None, *, is_owner: bool = False) -> Ba
     try:
         if is_owner and path.exists():
             _drop_unfinished_line(path)
-        return JournalStorage(_JournalFile(path))
+        return _Journal(path)
     except Exception as error:  # a damaged line may be any JSON, or none
         raise StudyError(
             f"{path}: cannot be read ({type(error).__name__}: {_reason(error)}); restore the file"
@@ -86,11 +86,39 @@ def _open_database(url: str) -> RDBStorage:
     return storage
 
 
+class _Journal(JournalStorage):
+    """Optuna's journal, as a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = _JournalFile(path)
+        super().__init__(self.file)
+
+
+@contextmanager
+def written_together(storage: BaseStorage) -> Iterator[None]:
+    """Context whose values of trials are written to a journal at once, at its end; nothing that was
+    set within may be read within.
+    """
+    if not isinstance(storage, _Journal):
+        yield
+        return
+    file = storage.file
+    file.held = []
+    try:
+        yield
+    finally:
+        held, file.held = file.held, None
+        if held:
+            file.append_logs(held)
+
+
 class _JournalFile(JournalFileBackend):
     """Optuna's journal file; of records that cannot be written nothing is left."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.held: list[dict[str, Any]] | None = None
+        """Records that are to be written together; None if each is written at once."""
         # The lock is held for milliseconds: after three seconds it counts as that of a killed
         # process.
         super().__init__(str(path), JournalFileSymlinkLock(str(path), grace_period=3))
@@ -101,6 +129,9 @@ class _JournalFile(JournalFileBackend):
         Raises:
             StorageInternalError: the file cannot be written, as on a full disk.
         """
+        if self.held is not None:
+            self.held += logs
+            return
         size = self._path.stat().st_size
         try:
             super().append_logs(logs)

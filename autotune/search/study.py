@@ -3,9 +3,10 @@
 The storage (``storage.py`` opens it) is the only source of truth. All other files in the study's
 folder are derived from it.
 
-How outcomes are told to Optuna: REACHED is complete with its score. A censored trial is pruned,
-with its last metric's distance from the target as its only report, because samplers rank pruned
-trials by it: with its seconds slow configurations would look fast. OUT_OF_MEMORY and DIVERGED
+How outcomes are told to Optuna: REACHED is complete with its score. A censored trial is pruned;
+samplers of Optuna's rank pruned trials by the last report, the one with the highest step first, so
+for them its distance from the target is the only report: with its seconds slow configurations would
+look fast. A search that needs no such sampler reports every evaluation. OUT_OF_MEMORY and DIVERGED
 violate a constraint: samplers forget failed trials and would propose them for ever. Only ERRORED, a
 fault in user code, is a failure.
 """
@@ -14,6 +15,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,7 +26,7 @@ from optuna.trial import TrialState
 from autotune.config.schema import first_difference
 from autotune.errors import ConfigError, DataError, StudyError
 from autotune.files import FORMAT, check_format
-from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.measurement import Evaluation, LearningCurve, Target, TrialResult
 from autotune.objective import Objective
 from autotune.outcome import Outcome
 from autotune.recording import Recording, read_recording, write_recording
@@ -32,7 +34,7 @@ from autotune.redaction import without_secrets, without_secrets_in
 from autotune.remote import user_path
 from autotune.search.points import derived_seed
 from autotune.search.samplers import PausingSampler, optuna_sampler, quiet_optuna
-from autotune.search.storage import JOURNAL, open_storage
+from autotune.search.storage import JOURNAL, open_storage, written_together
 from autotune.space import SearchSpace, Suggestion
 
 BASELINE = "autotune:baseline"
@@ -41,14 +43,19 @@ RESULT = "autotune:result"
 RETRY_OF = "autotune:retry_of"
 """Attribute of a trial: number of the lost or interrupted trial of the same point."""
 PAUSED = "autotune:paused"
-"""Attribute of a trial that was paused: its evaluations."""
+"""Attribute of a trial that the search has paused; earlier versions kept its evaluations there."""
 NUM_LOST = "autotune:num_lost"
-"""Attribute of a trial: how often its point was lost with its machine."""
+"""Attribute of a trial: how often it was lost, or tried again because of contention, since it last
+made progress."""
 ENDED_FOR = "autotune:ended_for_trainings"
 """Attribute of a study: number of trainings for which no further trial is worth its cost."""
 INFEASIBLE = "infeasible"
 """Constraint that a trial violates whose point cannot be trained."""
 
+_EVALUATIONS = "autotune:evaluations:"
+"""Attribute of a trial, before a number: its evaluations from that one on, each with its number."""
+_MAX_TEXT_BYTES = 60_000
+"""Longest value of an attribute: a column of MySQL's holds 65,535 bytes."""
 _DEFINITION = "autotune:definition"
 _FORMAT = "autotune:format"
 _CONFIRMED = "autotune:confirmed:"
@@ -205,19 +212,88 @@ def store_confirmation(study: Study, arm: int, index: int, result: TrialResult) 
     """Store the result of one confirmation run: ``arm`` is the trial number, ``index`` the
     number of the round, from zero.
     """
-    study.set_user_attr(f"{_CONFIRMED}{arm}:{index}", result.as_dict())
+    key = f"{_CONFIRMED}{arm}:{index}"
+    earlier = [name for name in study.user_attrs if name.startswith(f"{key}:")]
+    with written_together(study._storage):  # noqa: SLF001
+        for name in earlier:  # of a run that was made before in its place
+            study.set_user_attr(name, ())
+        for first, evaluations in _in_texts(dict(enumerate(result.evaluations))):
+            study.set_user_attr(f"{key}:{first}", evaluations)
+        study.set_user_attr(key, {**result.as_dict(), "evaluations": ()})
 
 
 def confirmations(study: Study) -> dict[tuple[int, int], TrialResult]:
     """Results of all confirmation runs of a study, by arm (trial number) and number of the
     round.
     """
+    attributes = study.user_attrs
     results: dict[tuple[int, int], TrialResult] = {}
-    for key, value in study.user_attrs.items():
-        if key.startswith(_CONFIRMED):
-            arm, index = key.removeprefix(_CONFIRMED).split(":")
-            results[int(arm), int(index)] = TrialResult.from_dict(value)
+    for key, value in attributes.items():
+        arm, colon, index = key.removeprefix(_CONFIRMED).partition(":")
+        if key.startswith(_CONFIRMED) and colon and index.isdigit():
+            results[int(arm), int(index)] = _result_from(value, attributes, f"{key}:")
     return results
+
+
+def store_evaluations(
+    trial: optuna.Trial, evaluations: Mapping[int, Evaluation], *, first_to_report: float
+) -> None:
+    """Append evaluations of a trial, by number, to those that are stored.
+
+    Args:
+        first_to_report: number from which on each is an intermediate value for Optuna.
+    """
+    with written_together(trial.storage):
+        for first, stored in _in_texts(evaluations):
+            trial.set_user_attr(f"{_EVALUATIONS}{first}", stored)
+        for number, evaluation in evaluations.items():
+            if number >= first_to_report and math.isfinite(evaluation.metric):
+                trial.report(evaluation.metric, step=number + 1)
+
+
+def cut_evaluations(trial: optuna.Trial, num_evaluations: int) -> None:
+    """Delete the stored evaluations of a trial but the first so many, which it continues from."""
+    for key, value in trial.user_attrs.items():
+        if key.startswith(_EVALUATIONS) and value and value[-1][0] >= num_evaluations:
+            kept = [numbered for numbered in value if numbered[0] < num_evaluations]
+            trial.set_user_attr(key, kept)
+
+
+def _in_texts(evaluations: Mapping[int, Evaluation]) -> Iterator[tuple[int, list[Any]]]:
+    """Evaluations with their numbers, in parts that a storage holds as one text each; with each
+    its first number.
+    """
+    part: list[Any] = []
+    size = 0
+    for number, evaluation in evaluations.items():
+        numbered = [number, evaluation.as_dict()]
+        num_bytes = len(json.dumps(numbered)) + 2
+        if part and size + num_bytes > _MAX_TEXT_BYTES:
+            yield part[0][0], part
+            part, size = [], 0
+        part.append(numbered)
+        size += num_bytes
+    if part:
+        yield part[0][0], part
+
+
+def _stored_curve(attributes: Mapping[str, Any], prefix: str = _EVALUATIONS) -> LearningCurve:
+    """The evaluations among the attributes of a trial or a study."""
+    earlier = attributes.get(PAUSED)  # of a version that kept them there
+    found = dict(enumerate(earlier)) if isinstance(earlier, list | tuple) else {}
+    for key, value in attributes.items():
+        if key.startswith(prefix):
+            found |= dict(value)
+    return LearningCurve({at: Evaluation.from_dict(each) for at, each in found.items()})
+
+
+def _result_from(
+    stored: Mapping[str, Any], attributes: Mapping[str, Any], prefix: str = _EVALUATIONS
+) -> TrialResult:
+    """A stored result, with its evaluations from where they are."""
+    result = TrialResult.from_dict(stored)
+    curve = _stored_curve(attributes, prefix)
+    return replace(result, evaluations=curve.evaluations) if curve.numbered else result
 
 
 def store_race(study: Study, race: Mapping[str, Any]) -> None:
@@ -253,39 +329,28 @@ def _check_has_no_results(name: str, folder: Path, storage_url: str | None) -> N
 def finished_results(study: Study) -> dict[int, TrialResult]:
     """The results of all trials of a study that ended, by trial number."""
     return {
-        trial.number: TrialResult.from_dict(trial.user_attrs[RESULT])
+        trial.number: _result_from(trial.user_attrs[RESULT], trial.user_attrs)
         for trial in study.get_trials(deepcopy=False)
         if RESULT in trial.user_attrs and trial.state.is_finished()
     }
 
 
-def end_abandoned_trials(
-    study: Study, objective: Objective, is_kept: Callable[[int], bool]
-) -> None:
-    """End the trials that an earlier process left running: tell a stored result, else enqueue the
-    point again.
-
-    Paused trials that can be resumed stay as they are.
-    """
+def end_ended_trials(study: Study, objective: Objective) -> None:
+    """Tell the results that an earlier process has stored and did not come to tell."""
     for frozen in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
         stored = frozen.user_attrs.get(RESULT)
         if stored is not None:
-            _tell(study, frozen.number, TrialResult.from_dict(stored), objective)
-        elif PAUSED not in frozen.user_attrs or not is_kept(frozen.number):
-            interrupt_trial(study, frozen.number)
+            result = _result_from(stored, frozen.user_attrs)
+            _tell(study, frozen.number, result, objective)
 
 
-def interrupt_trial(study: Study, number: int, *, num_lost: int | None = None) -> None:
-    """Fail a trial and enqueue its point.
-
-    ``num_lost`` is how often the point was lost so far, None to leave that count as it is.
-    """
+def try_again(study: Study, number: int, *, num_tried: int) -> None:
+    """Fail a trial whose times were spoilt, and enqueue its point, which was tried so often."""
     study.tell(number, state=TrialState.FAIL)
     frozen = study.get_trials(deepcopy=False)[number]
-    kept = {key: frozen.user_attrs[key] for key in (BASELINE, NUM_LOST) if key in frozen.user_attrs}
-    if num_lost is not None:
-        kept[NUM_LOST] = num_lost
-    study.enqueue_trial(frozen.params, user_attrs={**kept, RETRY_OF: number})
+    kept = {BASELINE: True} if BASELINE in frozen.user_attrs else {}
+    attributes = {**kept, NUM_LOST: num_tried, RETRY_OF: number}
+    study.enqueue_trial(frozen.params, user_attrs=attributes)
 
 
 def tell_result(
@@ -293,19 +358,23 @@ def tell_result(
     trial: optuna.Trial,
     result: TrialResult,
     objective: Objective,
-    target: Target,
+    target: Target | None,
 ) -> None:
-    """Store the result of a trial, with what samplers need of it: a constraint if infeasible,
-    the shortfall if censored; then end it.
+    """Store the result of a trial, whose evaluations are stored, with what samplers need of it: a
+    constraint if infeasible, the shortfall from the target, where that is given, if censored; then
+    end it.
     """
     if result.outcome.is_infeasible:
         trial.set_constraint(INFEASIBLE, 1.0)
     elif (
-        result.outcome.is_censored and result.last is not None and math.isfinite(result.last.metric)
+        target is not None
+        and result.outcome.is_censored
+        and result.last is not None
+        and math.isfinite(result.last.metric)
     ):
         trial.report(result.last.shortfall(target), step=1)
-    # if the process dies from here on, end_abandoned_trials tells the result
-    trial.set_user_attr(RESULT, result.as_dict())
+    # if the process dies from here on, end_ended_trials tells the result
+    trial.set_user_attr(RESULT, {**result.as_dict(), "evaluations": ()})
     _tell(study, trial.number, result, objective)
 
 
@@ -400,18 +469,19 @@ def baseline_number(study: Study) -> int | None:
     )
 
 
-def paused_trials(
-    study: Study, space: SearchSpace
-) -> Iterator[tuple[optuna.Trial, Suggestion, tuple[Evaluation, ...]]]:
-    """The trials that an earlier process paused, with their points and evaluations.
+def unfinished_trials(
+    study: Study, space: SearchSpace, baseline: Suggestion | None
+) -> Iterator[tuple[optuna.Trial, Suggestion, LearningCurve]]:
+    """The trials that an earlier process began and did not end, with their points and evaluations.
 
-    Call ``end_abandoned_trials`` before.
+    Call ``end_ended_trials`` before.
+
+    Args:
+        baseline: as of ``ask_trial``.
     """
     for frozen in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
         # Optuna has no public way to another process's trial
         trial = optuna.Trial(study, frozen._trial_id)  # noqa: SLF001
-        yield (
-            trial,
-            space.suggest(trial),
-            tuple(map(Evaluation.from_dict, frozen.user_attrs[PAUSED])),
-        )
+        is_outside = BASELINE in frozen.user_attrs and baseline and not baseline.values
+        suggestion = baseline if is_outside and baseline else space.suggest(trial)
+        yield trial, suggestion, _stored_curve(frozen.user_attrs)

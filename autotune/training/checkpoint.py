@@ -9,7 +9,6 @@ from anyone runs no code of it. Both are replaced as a whole.
 import json
 import pickle
 import random
-import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -304,6 +303,9 @@ class TrainingCheckpoint(Checkpoint):
         self._state: Mapping[str, Any] | None = None
         self._weights: Mapping[str, Any] | None = None
         self._write_files: Callable[[Path], object] | None = None
+        self.is_kept_by_ending = False
+        """Whether writing what was saved ends the training, as of a command that saves where it is
+        ended by SIGTERM."""
 
     def load(self, objects: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """See ``Checkpoint.load``.
@@ -370,6 +372,7 @@ class TrainingCheckpoint(Checkpoint):
     def expire(self) -> None:
         """Forget what was saved, because the training goes on."""
         self._state = self._weights = self._write_files = None
+        self.is_kept_by_ending = False
 
     def check(self) -> None:
         """Check that what was saved can be written.
@@ -383,12 +386,6 @@ class TrainingCheckpoint(Checkpoint):
     def is_sharded(self) -> bool:
         """Whether each rank holds a part of what was saved."""
         return self._state is not None and bool(sharded_names(self._state))
-
-    def clear(self, folder: Path) -> None:
-        """Delete what ranks have written into a folder."""
-        for part in ("files", "sharded", "rank-*"):
-            for path in folder.glob(part):
-                shutil.rmtree(path, ignore_errors=True)
 
     def write_part(self, folder: Path) -> None:
         """Write this rank's part of what the function saved before its last evaluation: files,
@@ -421,23 +418,15 @@ class TrainingCheckpoint(Checkpoint):
         values = {} if self._rank else {"values": self._values()}
         save_state(folder / f"rank-{self._rank}", {"random": random_state(self._device), **values})
 
-    def write(self, folder: Path, config: TrialConfig, evaluation: Evaluation) -> None:
-        """Write what the function saved before its last evaluation into a folder, which was
-        cleared.
+    def write(self, folder: Path, contents: Mapping[str, Any]) -> None:
+        """Write what the function saved before its last evaluation, with further ``contents``, into
+        a folder, which has each rank's part: this makes the state a whole one.
 
         Raises:
             DataError: the state cannot be written.
         """
-        self.write_part(folder)
-        save_state(
-            folder,
-            {
-                "config": without_secrets_in(config.as_dict()),
-                "evaluation": evaluation.as_dict(),
-                "random": random_state(self._device),
-                "values": self._values(),
-            },
-        )
+        own = {"random": random_state(self._device), "values": self._values()}
+        save_state(folder, {**contents, **own})
 
     def weights(self) -> Mapping[str, Any] | None:
         """The weights that the function saved before its last evaluation; None if it saved none.

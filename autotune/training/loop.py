@@ -6,6 +6,7 @@ The clock is stopped while the generator is suspended, so what the caller does w
 costs the trial no time. Nothing is read back from the device between two evaluations.
 """
 
+import logging
 import math
 from collections.abc import Generator, Mapping
 from contextlib import closing
@@ -15,11 +16,9 @@ from typing import Any
 
 import torch
 
-from autotune.config.schema import TrialConfig, first_difference
+from autotune.config.schema import TrialConfig
 from autotune.errors import DataError
-from autotune.files import STATE_FILE
-from autotune.measurement import Evaluation, Phase, PhaseClock, outcome_of
-from autotune.redaction import without_secrets_in
+from autotune.measurement import Evaluation, LearningCurve, Phase, PhaseClock, outcome_of
 from autotune.remote import paused_while_waiting
 from autotune.training.checkpoint import (
     random_state,
@@ -34,7 +33,11 @@ from autotune.training.components import Components, make_strategy
 from autotune.training.device import device_kind, peak_memory_bytes, pick_device, synchronizer
 from autotune.training.energy import energy_meter, joules_of_all
 from autotune.training.parallel.ranks import ALONE, Ranks, TimeLimit
+from autotune.training.parallel.sharded import load_sharded, save_sharded, sharded_names
 from autotune.training.set_up import Run, set_up
+from autotune.training.states import TrainingStates
+
+_log = logging.getLogger(__name__)
 
 
 def train(
@@ -43,12 +46,11 @@ def train(
     cap_seconds: float = math.inf,
     num_threads: int = 1,
     score_test: bool = False,
-    state_folder: Path | None = None,
-    paused_folder: Path | None = None,
+    states: TrainingStates | None = None,
     weights_path: Path | None = None,
     origin: Mapping[str, Any] = MappingProxyType({}),
     ranks: Ranks = ALONE,
-) -> Generator[Evaluation, Path | None, float | None]:
+) -> Generator[Evaluation | None, bool | None, float | None]:
     """Train one configuration until it reaches its target, or its time or schedule ends.
 
     Evaluations happen every fixed number of samples, the same for all batch sizes, and at the end.
@@ -58,25 +60,25 @@ def train(
     Of several ranks that train together only the first one yields: its clock and evaluations count
     for all, and all end when its caller asks for no more.
 
-    A caller that sends a folder pauses the training: its state is saved there for another process
-    to resume by ``paused_folder``, and the last evaluation is yielded again.
+    A caller that sends True has the training saved for another process to continue, and the last
+    evaluation is yielded again. None is yielded where the training was saved between two
+    evaluations, because of a notice.
 
     Args:
         config: configuration to train.
         cap_seconds: warm seconds (prepare + train) after which the trial ends CAPPED.
         num_threads: number of CPU threads, unless the configuration sets one.
         score_test: score the held-out test split at the end.
-        state_folder: where the state is saved at every evaluation; one found there is resumed.
-        paused_folder: folder of a paused training's state, to resume without counting the time to
-            set the training up again.
+        states: where the training is saved; it continues from the newest state there.
         weights_path: file that the weights are written to at the end, with their ``origin``.
         ranks: the ranks that train together, as many as the configuration has workers.
 
     Returns:
         The metric on the test split; None if it was not requested or there is no test split.
     """
-    make_strategy(config)  # its imports are done before the clock starts, like those of torch
-    clock = PhaseClock()
+    # its imports are done before the clock starts, like those of torch
+    divides_model = make_strategy(config).divides_model
+    clock, states = PhaseClock(), states or TrainingStates()
     # before anything asks for a GPU: CUDA's start and context are paid once per process
     clock.enter(Phase.BUILD)
     device = pick_device(config.device)
@@ -84,14 +86,14 @@ def train(
     with paused_while_waiting(clock.stopped):
         run, step = set_up(config, device, clock, num_threads, ranks)
     parts = step.parts
-    saved = saved_progress(paused_folder, state_folder, config, clock)
-    last = None if saved is None else _restored(*saved, run, parts)
+    saver = _Saver(states, run, parts, clock, divides_model=divides_model)
+    num_steps = saver.restored_step()
+    last = states.curve.last
     if last is not None and last.outcome is not None:
         yield last
 
-    num_steps = 0 if last is None else last.step
     seconds = min(config.target.max_train_seconds, cap_seconds - clock.seconds(Phase.PREPARE))
-    limit = TimeLimit(ranks, clock, seconds)
+    limit = TimeLimit(ranks, clock, seconds, lambda: states.has_notice)
     every = run.evaluate_every_samples
     clock.enter(Phase.TRAIN)
     with closing(run.batches(num_steps)) as batches:
@@ -103,12 +105,19 @@ def train(
             evaluated = 0 if last is None else last.samples
             is_due = num_steps * run.batch_size // every > evaluated // every
             if not is_due and num_steps < run.total_steps and not is_out_of_time:
+                if limit.has_notice and not states.is_saved:
+                    clock.enter(None)
+                    saver.save(num_steps)
+                    if not (yield from _reported(saver, num_steps, None)):
+                        return None
+                    clock.enter(Phase.TRAIN)
                 continue
             own = _evaluate(run, parts, num_steps, last, clock, cap_seconds)
             last = ranks.broadcast_from_first(own)
-            if state_folder is not None:
-                _keep(state_folder, run, parts, last)
-            if not (yield from _reported(run, parts, last)):
+            states.evaluated(last)
+            if ranks.broadcast_from_first(states.is_due):
+                saver.save(num_steps)
+            if not (yield from _reported(saver, num_steps, last)):
                 return None
             if last.outcome is None:
                 clock.enter(Phase.TRAIN)
@@ -120,17 +129,21 @@ def train(
 
 
 def _reported(
-    run: Run, parts: Components, evaluation: Evaluation
-) -> Generator[Evaluation, Path | None, bool]:
-    """Yield the evaluation on the first rank, and save the state where its caller asks.
+    saver: "_Saver", num_steps: int, evaluation: Evaluation | None
+) -> Generator[Evaluation | None, bool | None, bool]:
+    """Yield the evaluation on the first rank, and save the training where its caller asks.
 
     Return whether the training continues.
     """
-    if not run.ranks.is_first:
-        return run.ranks.goes_on()
-    with run.ranks.leading():
-        while (pause_folder := (yield evaluation)) is not None:
-            _keep(pause_folder, run, parts, evaluation)
+    ranks = saver.run.ranks
+    if not ranks.is_first:
+        while (asked := ranks.broadcast_from_first(None)) is _SAVE:
+            saver.save(num_steps)
+        return bool(asked)
+    with ranks.leading():
+        while (yield evaluation):
+            ranks.broadcast_from_first(_SAVE)
+            saver.save(num_steps, is_asked=True)
     return True
 
 
@@ -194,77 +207,6 @@ def measured_times(clock: PhaseClock, device: torch.device) -> dict[str, Any]:
     }
 
 
-def _keep(folder: Path, run: Run, parts: Components, evaluation: Evaluation) -> None:
-    """Save the state that the training needs to be resumed, in place of the folder's earlier
-    state.
-    """
-    save_state(
-        folder,
-        {
-            "config": without_secrets_in(run.config.as_dict()),
-            "evaluation": evaluation.as_dict(),
-            "random": random_state(run.device),
-            "parts": {name: part.state_dict() for name, part in _parts_with_state(parts).items()},
-        },
-    )
-
-
-def _restored(
-    folder: Path, state: Mapping[str, Any], evaluation: Evaluation, run: Run, parts: Components
-) -> Evaluation:
-    """Restore the parts' state that was saved in a folder, and return its evaluation.
-
-    Raises:
-        StateError: the state is damaged.
-    """
-    with told_damage(folder):
-        for name, part in _parts_with_state(parts).items():
-            part.load_state_dict(state["parts"][name])
-        set_random_state(state["random"], run.device)
-    return evaluation
-
-
-def saved_progress(
-    paused_folder: Path | None, state_folder: Path | None, config: TrialConfig, clock: PhaseClock
-) -> tuple[Path, dict[str, Any], Evaluation] | None:
-    """The folder, state and last evaluation that a training continues from; None if it begins.
-
-    The clock is stopped and gets the seconds and joules spent so far. Those that setting up a
-    paused training again took are not counted.
-
-    Raises:
-        DataError: the state is damaged or belongs to another configuration.
-    """
-    folder = paused_folder or state_folder
-    if folder is None or (paused_folder is None and not (folder / STATE_FILE).is_file()):
-        return None
-    clock.enter(None)
-    if paused_folder is not None:
-        clock.reset()
-    state, wanted = read_state(folder), without_secrets_in(config.as_dict())
-    with told_damage(folder):
-        saved = {key: value for key, value in state["config"].items() if key in wanted}
-        if (difference := first_difference(saved, wanted)) is not None:
-            raise DataError(
-                f"checkpoint.folder: {folder} holds another training ({difference}); use an empty"
-                " folder, or its own"
-            )
-        evaluation = Evaluation.from_dict(state["evaluation"])
-        spent = (
-            (Phase.BUILD, evaluation.build_seconds, evaluation.build_joules),
-            (Phase.PREPARE, evaluation.prepare_seconds, 0.0),
-            # includes the joules of prepare
-            (Phase.TRAIN, evaluation.train_seconds, evaluation.energy_joules),
-            (Phase.EVALUATE, evaluation.evaluate_seconds, 0.0),
-        )
-        if not all(math.isfinite(seconds) for _, seconds, _ in spent):
-            raise ValueError(f"found {spent} as seconds and joules")
-    for phase, seconds, joules in spent:
-        clock.add(phase, seconds, joules)
-    clock.reused_build_seconds += evaluation.reused_build_seconds
-    return folder, state, evaluation
-
-
 def _keep_weights(
     path: Path, run: Run, parts: Components, evaluation: Evaluation, origin: Mapping[str, Any]
 ) -> None:
@@ -287,10 +229,130 @@ def _keep_weights(
     save_weights(path, weights, metadata)
 
 
-def _parts_with_state(parts: Components) -> dict[str, Any]:
-    """The components whose state training changes, by name."""
-    named = {
-        name: getattr(parts, name)
-        for name in ("model", "optimizer", "schedule", "average", "technique", "scaler")
-    }
-    return {name: part for name, part in named.items() if hasattr(part, "state_dict")}
+class _Saver:
+    """Saves a training, and restores it: the first rank writes what all have in common, and each
+    of the others, if it holds a part of the model only, its own.
+    """
+
+    def __init__(
+        self,
+        states: TrainingStates,
+        run: Run,
+        parts: Components,
+        clock: PhaseClock,
+        *,
+        divides_model: bool,
+    ) -> None:
+        self.run, self._states, self._clock = run, states, clock
+        self._divides_model = divides_model
+        named = {name: getattr(parts, name) for name in _WITH_STATE}
+        stateful = {name: part for name, part in named.items() if hasattr(part, "state_dict")}
+        self._sharded = {name: stateful.pop(name) for name in sharded_names(stateful)}
+        """Parts whose tensors are divided among the ranks."""
+        self._own = stateful
+        """Parts whose state this rank writes alone."""
+
+    def save(self, num_steps: int, *, is_asked: bool = False) -> None:
+        """Save the training after a number of steps, on all ranks; unless it ``is_asked`` for, a
+        training that cannot be saved continues.
+
+        Raises:
+            DataError: the training, which is asked for, cannot be saved.
+        """
+        try:
+            if self.run.ranks.is_first:
+                self._save_first(num_steps)
+            else:
+                self._save_other()
+        except DataError as error:
+            if is_asked:
+                raise
+            _log.warning("%s; the training continues", error)
+        self._states.is_saved = True
+
+    def _save_first(self, num_steps: int) -> None:
+        ranks, is_told = self.run.ranks, False
+
+        def write(folder: Path) -> None:
+            nonlocal is_told
+            is_told = True
+            ranks.broadcast_from_first(str(folder))
+            failure = ""
+            try:
+                self._write_part(folder)
+            except DataError as error:
+                failure = str(error)
+            if ranks.summed(torch.tensor([bool(failure)]).int()).item():
+                raise DataError(failure or f"{folder}: another rank cannot write its part")
+            content = {**self._states.contents(self.run.config, self._clock), "step": num_steps}
+            save_state(folder, content | self._part())
+
+        try:
+            self._states.save(write)
+        finally:
+            if not is_told:
+                ranks.broadcast_from_first(None)
+
+    def _save_other(self) -> None:
+        ranks = self.run.ranks
+        if (told := ranks.broadcast_from_first(None)) is None:
+            return
+        has_failed = True
+        try:
+            if not Path(told).is_dir():
+                raise DataError(f"{told}: is not on the machine of rank {ranks.rank}")
+            self._write_part(Path(told))
+            has_failed = False
+        finally:
+            ranks.summed(torch.tensor([has_failed]).int())
+
+    def _write_part(self, folder: Path) -> None:
+        if self._sharded:
+            save_sharded(folder / "sharded", self._sharded)
+        if not self.run.ranks.is_first:
+            save_state(folder / f"rank-{self.run.ranks.rank}", self._part())
+
+    def _part(self) -> dict[str, Any]:
+        is_written = self.run.ranks.is_first or self._divides_model
+        own = self._own if is_written else {}
+        return {
+            "random": random_state(self.run.device),
+            "parts": {name: part.state_dict() for name, part in own.items()},
+        }
+
+    def restored_step(self) -> int:
+        """Restore the training from its newest state; the number of steps that it has done, 0 if
+        there is no state, or not on the machines of all ranks.
+
+        Raises:
+            DataError: the state belongs to another configuration.
+            StateError: a rank's part of the state is damaged.
+        """
+        ranks, found = self.run.ranks, None
+        if ranks.is_first:
+            found = self._states.restore(self.run.config, self._clock)
+        told: tuple[str, LearningCurve, int] | None = ranks.broadcast_from_first(
+            found and (str(found[0]), self._states.curve, found[1]["step"])
+        )
+        if told is None:
+            return 0
+        folder, self._states.curve, num_steps = Path(told[0]), told[1], told[2]
+        if ranks.summed(torch.tensor([not folder.is_dir()]).int()).item():
+            self._states.curve = LearningCurve()
+            self._clock.reset()
+            return 0
+        state = found[1] if found else read_state(folder / f"rank-{ranks.rank}")
+        with told_damage(folder):
+            if self._sharded:
+                load_sharded(folder / "sharded", self._sharded)
+            replicated = {} if found or self._divides_model else read_state(folder)["parts"]
+            for name, part in self._own.items():
+                part.load_state_dict((replicated or state["parts"])[name])
+            set_random_state(state["random"], self.run.device)
+        return num_steps
+
+
+_SAVE = "save"
+"""What the first rank tells the others where its caller asks for the training to be saved."""
+_WITH_STATE = ("model", "optimizer", "schedule", "average", "technique", "scaler")
+"""The components whose state training changes."""

@@ -9,7 +9,6 @@ import math
 import os
 import platform
 from collections.abc import Collection, Generator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ def start_training(
     score_test: bool = False,
     ranks: Ranks = ALONE,
     **kept: Any,
-) -> Generator[Evaluation, Path | None, float | None]:
+) -> Generator[Evaluation | None, bool | None, float | None]:
     """Start the configuration's training, by autotune's loop or by the user's training function.
 
     See ``autotune.training.loop.train``.

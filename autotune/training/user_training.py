@@ -39,8 +39,16 @@ from autotune.config.build import accepted_arguments, build_partial
 from autotune.config.schema import TrialConfig
 from autotune.errors import AutotuneError, ConfigError, DivergedError, StateError
 from autotune.measurement import Evaluation, Phase, PhaseClock, as_measured, outcome_of
-from autotune.session import REPORTED, Session, as_number, as_reported, in_session, meant_by
-from autotune.training.checkpoint import TrainingCheckpoint
+from autotune.session import (
+    REPORTED,
+    Session,
+    as_number,
+    as_reported,
+    in_session,
+    is_pausable,
+    meant_by,
+)
+from autotune.training.checkpoint import TrainingCheckpoint, read_state
 from autotune.training.device import (
     is_out_of_memory,
     pick_device,
@@ -49,8 +57,9 @@ from autotune.training.device import (
     synchronizer,
 )
 from autotune.training.energy import energy_meter
-from autotune.training.loop import measured_times, saved_progress
+from autotune.training.loop import measured_times
 from autotune.training.parallel.reports import FollowingRank, LeadingRank, TrainingEnded
+from autotune.training.states import TrainingStates
 
 _OFFERED = ("config", "seed", "device", "devices", "clock", "checkpoint", "process_group")
 """Names of the arguments that a function gets if its signature names them, besides ``report``."""
@@ -108,15 +117,14 @@ def train_function(
     *,
     cap_seconds: float,
     num_threads: int,
-    state_folder: Path | None = None,
-    paused_folder: Path | None = None,
+    states: TrainingStates | None = None,
     weights_path: Path | None = None,
     origin: Mapping[str, Any] = MappingProxyType({}),
     leader: LeadingRank | None = None,
-) -> Generator[Evaluation, Path | None, None]:
+) -> Generator[Evaluation, bool | None, None]:
     """Run the user's training function that the configuration names, as a generator of evaluations.
 
-    Arguments and pausing are as in ``autotune.training.loop.train``; state and weights are those
+    Arguments and saving are as in ``autotune.training.loop.train``; state and weights are those
     that the function saved before its last report, if it did. The clock of a resumed training
     stands still until the function has loaded its state. ``leader`` speaks to the other ranks,
     which run ``follow_function``.
@@ -125,20 +133,22 @@ def train_function(
         ConfigError: the function never reports, reports something that is not an evaluation, or
             saves what cannot be written.
         DataError: a state is damaged, belongs to another configuration, or cannot be written.
-        StateError: the function, or a library, cannot load the state that it was paused with.
+        StateError: the function, or a library, cannot load the state that it continues from.
         Exception: the function raised it.
     """
-    clock, leader = PhaseClock(), leader or LeadingRank(None, 1)
+    clock, states = PhaseClock(), states or TrainingStates()
+    leader = leader or LeadingRank(None, 1)
     # before anything asks for a GPU: CUDA's start and context are paid once per process
     clock.enter(Phase.BUILD)
     device = _set_up(config, clock, num_threads)
-    saved = saved_progress(paused_folder, state_folder, config, clock)
-    folder, state, previous = saved or (None, None, None)
+    folder, state = states.restore(config, clock) or (None, None)
+    leader.tell_state(folder)
+    previous = states.curve.last
     # the clock stands still until the function has loaded its state
     checkpoint = TrainingCheckpoint(device, state, folder, lambda: clock.enter(Phase.TRAIN))
-    if previous is None:
+    if state is None:
         clock.enter(Phase.TRAIN)
-    elif previous.outcome is not None:
+    elif previous is not None and previous.outcome is not None:
         yield previous
         return
     reports = _UserFunction(config, device, clock, checkpoint, leader.mean).reports()
@@ -158,11 +168,13 @@ def train_function(
                 evaluation = _evaluation(config, values, clock, device, cap_seconds, previous)
                 if previous is None and checkpoint.is_fresh:
                     checkpoint.check()  # before anything is paused
-                keep = functools.partial(_keep, checkpoint, config, evaluation, leader)
-                if state_folder is not None and checkpoint.is_fresh:
-                    keep(state_folder)
-                while (pause_folder := (yield evaluation)) is not None:
-                    keep(pause_folder)
+                states.evaluated(evaluation)
+                keep = functools.partial(_keep, checkpoint, states, config, clock, leader)
+                may_go_on = not checkpoint.is_kept_by_ending or states.has_notice
+                if states.is_due and may_go_on and is_pausable(leader.can_keep):
+                    states.save_if_due(keep)
+                while (yield evaluation):
+                    states.save(keep)
                 if evaluation.outcome is not None:
                     if weights_path is not None:
                         given = weights_path, config, evaluation, origin
@@ -174,7 +186,7 @@ def train_function(
                 leader.go_on()
                 clock.enter(phase)
     except Exception as error:
-        if paused_folder is not None and not checkpoint.is_loaded:
+        if not checkpoint.is_loaded:
             _raise_state_error(config, error)
         raise
     if previous is None:
@@ -189,7 +201,6 @@ def follow_function(
     follower: FollowingRank,
     *,
     num_threads: int,
-    paused_folder: Path | None = None,
 ) -> None:
     """Run the user's training function as another rank than the first, until the first one ends it.
 
@@ -199,7 +210,8 @@ def follow_function(
     """
     clock = PhaseClock()  # the first rank's counts
     device = _set_up(config, clock, num_threads)
-    folder, state, _ = saved_progress(paused_folder, None, config, clock) or (None, None, None)
+    folder = follower.told_state()
+    state = None if folder is None else read_state(folder)
     checkpoint = TrainingCheckpoint(device, state, folder, lambda: None, follower.rank)
 
     def report(*metric: Any, **values: Any) -> None:
@@ -252,25 +264,25 @@ def _meter(device: torch.device, num_devices: int) -> Callable[[], float] | None
 
 def _keep(
     checkpoint: TrainingCheckpoint,
+    states: TrainingStates,
     config: TrialConfig,
-    evaluation: Evaluation,
+    clock: PhaseClock,
     leader: LeadingRank,
     folder: Path,
 ) -> None:
-    """Write the training's state into a folder, in place of its earlier one."""
-    checkpoint.clear(folder)  # before the other ranks write into it
-    leader.together(str(folder), lambda: checkpoint.write(folder, config, evaluation))
+    """Write the training's state into a new folder."""
+    leader.together(str(folder), lambda: checkpoint.write_part(folder))
+    checkpoint.write(folder, states.contents(config, clock))
 
 
 def _raise_state_error(config: TrialConfig, error: Exception) -> None:
-    """Raise an error of a training that has not loaded the state that it was paused with, such as
+    """Raise an error of a training that has not loaded the state that it continues from, such as
     of a library that cannot read its own checkpoint, unless it has another cause.
     """
     if not isinstance(error, AutotuneError) and not is_out_of_memory(error):
         said = " ".join(f"{type(error).__name__}: {error}".split())
         raise StateError(
-            f"training: {_name(config)} cannot continue from the state that it was paused with:"
-            f" {said}"
+            f"training: {_name(config)} cannot continue from the state that it saved: {said}"
         ) from error
 
 

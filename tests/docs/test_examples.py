@@ -22,6 +22,7 @@ from autotune.measurement import Target
 from autotune.session import is_pausable
 from autotune.training.checkpoint import read_weights
 from autotune.training.run import start_training
+from autotune.training.states import TrainingStates
 
 EXAMPLES = Path(__file__).parent.parent.parent / "docs/examples"
 
@@ -131,14 +132,14 @@ def test_a_program_that_was_paused_goes_on_with_the_same_curve(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         whole = [evaluation.metric for evaluation in start_training(config)]
-        training = start_training(config)
+        training = start_training(config, states=TrainingStates(tmp_path / "paused"))
         before = [next(training).metric for _ in range(3)]
         assert is_pausable()
-        training.send(tmp_path / "paused")
+        training.send(True)
         training.close()
         after = [
             evaluation.metric
-            for evaluation in start_training(config, paused_folder=tmp_path / "paused")
+            for evaluation in start_training(config, states=TrainingStates(tmp_path / "paused"))
         ]
     assert len(whole) > 10
     assert [*before, *after] == whole

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from autotune.config.command_line import Interrupt
 from autotune.config.schema import TrialConfig
 from autotune.confirm.runs import compiled_anew
 from autotune.execution.fresh import FreshProcesses
@@ -66,7 +67,7 @@ def test_the_first_compiled_run_of_a_comparison_compiles_and_later_ones_are_char
     (tmp_path / "compiled").mkdir()
     (tmp_path / "compiled" / "of-a-driver-that-was-killed").touch()
     with contextlib.closing(Launcher()) as launcher, compiled_anew(tmp_path) as anew:
-        processes = FreshProcesses(interrupt=threading.Event(), max_retakes=0, launcher=launcher)
+        processes = FreshProcesses(interrupt=Interrupt(), max_retakes=0, launcher=launcher)
         assert anew(eager) == eager
         first = trained(anew(compiled))
         assert len(list((tmp_path / "compiled").iterdir())) == 2, (
@@ -82,7 +83,7 @@ def test_the_first_compiled_run_of_a_comparison_compiles_and_later_ones_are_char
 def test_an_interrupt_ends_the_run_that_is_under_way(
     cluster: Any, make_task: MakeTask, tmp_path: Path, own: bool
 ) -> None:
-    interrupt = threading.Event()
+    interrupt = Interrupt()
     with contextlib.closing(Launcher()) if own else contextlib.nullcontext() as launcher:
         processes = FreshProcesses(interrupt=interrupt, launcher=launcher)
 

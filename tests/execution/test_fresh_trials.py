@@ -81,7 +81,7 @@ def test_each_trial_has_a_process_to_itself_and_finds_nothing_of_another(
         group.end()
         begin("third")
         assert epochs_to_the_end() == [1, 2, 3]
-        begin("second", is_paused=True)
+        begin("second", is_resumed=True)
         assert epochs_to_the_end() == [2, 3]
     calls = [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
     assert [call["found"] for call in calls] == [calls[0]["found"]] * 4

@@ -217,7 +217,7 @@ def test_a_paused_training_goes_on_in_another_process(
     assert first.can_pause
     group.keep()
     group.close()
-    resumed = make_task(state_folder=str(tmp_path / "state"), is_paused=True)
+    resumed = make_task(state_folder=str(tmp_path / "state"), is_resumed=True)
     assert numbers([first, *reports_of(group, resumed)]) == whole
 
 

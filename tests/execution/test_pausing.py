@@ -14,10 +14,11 @@ from autotune.config.compose import Composer
 from autotune.config.space_files import read_search_space
 from autotune.execution.task import TrialTask, WorkerReport
 from autotune.execution.trial_manager import TrialManager
-from autotune.measurement import Target
+from autotune.measurement import Evaluation, Target
 from autotune.objective import AmortisedTime
 from autotune.outcome import Outcome
 from autotune.search.stopping import CapAtIncumbent, Decision
+from autotune.search.study import finished_results
 from autotune.space import Suggestion
 from tests.support.pausing import PausesAtFirst
 from tests.support.policies import policy_over
@@ -67,7 +68,6 @@ class Session:
             objective=OBJECTIVE,
             num_trials=num_trials,
             sampler=self.sampler,
-            is_kept=lambda trial: (folder / f"trial-{trial}").is_dir(),
         )
         self.trials = TrialManager(
             policy=self.policy,
@@ -75,10 +75,10 @@ class Session:
             tracker=self.told,
             listeners=(self.told,),
             make_task=lambda name, config, **fields: make_trial_task(
-                config, folder, name=name, **fields
+                config, folder, name=name, state_folder=str(folder / name), **fields
             ),
             has_room=lambda tasks: len(tasks) < room,
-            state_folder=lambda trial: folder / f"trial-{trial}",
+            state_folder=lambda run: folder / run,
             trial_deadline_seconds=100.0,
             max_retries=2,
             max_retakes=2,
@@ -101,13 +101,15 @@ class Session:
 
     def go_on(self, key: str) -> TrialTask:
         task = self.begin(key)
-        assert task.is_paused
+        assert task.is_resumed
         return task
 
 
-def report(step: int, outcome: Outcome | None = None, *, can_pause: bool = True) -> WorkerReport:
+def report(
+    step: int, outcome: Outcome | None = None, *, can_pause: bool = True, **more: Any
+) -> WorkerReport:
     evaluation = make_evaluation(float(step), step=step, outcome=outcome)
-    return WorkerReport(evaluation=evaluation, outcome=outcome, can_pause=can_pause)
+    return WorkerReport(evaluation=evaluation, outcome=outcome, can_pause=can_pause, **more)
 
 
 @pytest.fixture
@@ -165,7 +167,7 @@ def test_trials_that_are_still_paused_at_the_end_are_stopped(
 
 
 @pytest.mark.parametrize("end", ["killed", "interrupted"])
-def test_another_process_goes_on_with_what_was_paused(
+def test_another_process_goes_on_with_what_was_begun(
     study: optuna.Study, tmp_path: Path, end: str
 ) -> None:
     before = Session(study, tmp_path)
@@ -174,15 +176,87 @@ def test_another_process_goes_on_with_what_was_paused(
     before.begin("c")
     if end == "interrupted":
         before.trials.interrupt_all()
-    (tmp_path / "trial-1").rmdir()  # its state is lost
     after = Session(study, tmp_path, points=())
-    again = {after.begin(key).config.batch_size for key in "xy"}
-    assert again == {32, 64}, "the lost one and the one that was running are proposed again"
-    for key in "xy":
-        after.trials.reported(key, report(5, Outcome.MISSED))
-    task = after.begin("z")
-    assert (task.name, task.is_paused) == ("trial-0", True)
-    after.trials.reported("z", report(2, Outcome.REACHED))
-    assert outcomes(after) == {3: ("MISSED", [5]), 4: ("MISSED", [5]), 0: ("REACHED", [1, 2])}
+    task = after.go_on("x")
+    assert (task.name, task.config.batch_size) == ("trial-2", 64), "what was running comes first"
+    after.trials.reported("x", report(5, Outcome.MISSED, earlier={}))
+    assert [after.go_on(key).name for key in "yz"] == ["trial-0", "trial-1"]
+    after.trials.reported("y", report(1, earlier={}, can_pause=False))  # its state is gone
+    after.trials.reported("y", report(2, Outcome.REACHED))
+    after.trials.reported("z", report(2, Outcome.REACHED, earlier={0: make_evaluation(1.0)}))
+    assert outcomes(after) == {
+        2: ("MISSED", [5]),
+        0: ("REACHED", [1, 2]),
+        1: ("REACHED", [1, 2]),
+    }
+    assert after.policy.results[0].lost_seconds == 1.0
+    assert after.policy.results[1].lost_seconds == 0.0
     assert after.trials.next_task("w") is None
     assert after.trials.is_finished
+    stored = finished_results(study)
+    assert {number: each.evaluations for number, each in stored.items()} == {
+        number: each.evaluations for number, each in after.policy.results.items()
+    }
+
+
+def test_a_trial_that_is_lost_goes_on_from_its_last_state_as_the_same_trial(
+    study: optuna.Study, tmp_path: Path
+) -> None:
+    session = Session(study, tmp_path, points=SIZES[:1], num_trials=1)
+    session.begin_and_pause("a")
+    (tmp_path / "trial-0").mkdir(exist_ok=True)
+    task = session.go_on("b")
+    for step in (2, 3, 4):
+        session.trials.reported("b", report(step, can_pause=False))
+    session.trials.died("b", "the worker died: it was ended by SIGKILL")
+    assert (tmp_path / "trial-0").is_dir(), "its states stay"
+    again = session.go_on("c")
+    assert (again.name, again.number, again.config.seed) == (task.name, 0, task.config.seed)
+    earlier = {0: make_evaluation(1.0, step=1), 1: make_evaluation(2.0, step=2)}
+    session.trials.reported("c", report(3, can_pause=False, earlier=earlier))
+    session.trials.reported("c", report(4, Outcome.REACHED))
+    assert outcomes(session) == {0: ("REACHED", [1, 2, 3, 4])}
+    assert session.policy.results[0].lost_seconds >= 2.0
+    assert not (tmp_path / "trial-0").exists()
+
+
+def test_a_trial_that_is_lost_again_and_again_is_given_up_only_without_progress(
+    study: optuna.Study, tmp_path: Path
+) -> None:
+    session = Session(study, tmp_path, points=SIZES[:1], num_trials=1)
+    earlier: dict[int, Evaluation] = {}
+    for attempt in range(5):
+        session.begin(str(attempt))
+        at = len(earlier)
+        for step in (at + 1, at + 2):
+            evaluation = make_evaluation(float(step), step=step)
+            session.trials.reported(
+                str(attempt),
+                report(step, can_pause=False, earlier=earlier if step == at + 1 else None),
+            )
+            earlier = {**earlier, step - 1: evaluation}
+        session.trials.died(str(attempt), "the worker died: it was ended by SIGKILL")
+        assert not session.policy.results
+    for attempt in "xy":
+        session.begin(attempt)
+        session.trials.died(attempt, "the worker died: it was ended by SIGKILL")
+    assert outcomes(session) == {0: ("LOST", [*range(1, 11)])}
+
+
+def test_a_notice_ends_the_search_once_running_trials_are_saved(
+    study: optuna.Study, tmp_path: Path
+) -> None:
+    session = Session(study, tmp_path)
+    session.begin("a")
+    session.begin("b")
+    session.trials.reported("b", report(2, can_pause=True))
+    session.trials.has_notice = lambda: True
+    assert session.trials.next_task("c") is None
+    assert not session.trials.is_saved
+    saved = WorkerReport(evaluation=None, outcome=None, is_saved=True, earlier={})
+    assert session.trials.reported("a", saved) is Decision.STOP
+    assert session.trials.reported("b", report(3, is_saved=True)) is Decision.STOP
+    assert session.trials.is_saved
+    assert not session.policy.results
+    after = Session(study, tmp_path)
+    assert {after.go_on(key).name for key in "xy"} == {"trial-0", "trial-1"}

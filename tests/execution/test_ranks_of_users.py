@@ -112,7 +112,7 @@ def test_it_reports_once_an_epoch_and_a_pause_changes_nothing(
     assert [each is not None and each.can_pause for each in first] == [True, True]
     group.keep()
     group.end()
-    rest = trained(group, make_task(program, state_folder=state, is_paused=True))
+    rest = trained(group, make_task(program, state_folder=state, is_resumed=True))
     assert curve([*filter(None, first), *rest]) == curve(whole), rest[-1].error
 
 

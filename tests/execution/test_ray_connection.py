@@ -17,6 +17,7 @@ import pytest
 import ray
 from ray.tune import registry
 
+from autotune.config.command_line import Interrupt
 from autotune.config.compose import Composer
 from autotune.confirm.runs import Lanes, Run, RunsInTurns
 from autotune.errors import ClusterError
@@ -68,7 +69,7 @@ def test_a_ray_without_a_folder_is_told_in_one_line(
             r" to .* short path$"
         ),
     ) as caught:
-        connection.size(threading.Event())
+        connection.size(Interrupt())
     assert "\n" not in str(caught.value)
     connection.close()
 
@@ -77,7 +78,7 @@ def test_a_ray_without_a_folder_is_told_in_one_line(
 def test_work_that_only_the_end_of_ray_interrupted_is_not_taken_for_the_users_interrupt(
     is_interrupted: bool,
 ) -> None:
-    connection, interrupt = _connection(), threading.Event()
+    connection, interrupt = _connection(), Interrupt()
     connection._lost.set_result("its raylet has ended")
     if is_interrupted:  # and the work, which ends in good order as soon as it is, is kept
         interrupt.set()
@@ -91,7 +92,7 @@ def test_a_ray_that_the_signal_to_the_driver_reached_is_ended_and_not_waited_for
     cluster: ClusterSize, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("autotune.execution.cluster._LEAVE_SECONDS", 0.1)
-    connection, interrupt = _connection(), threading.Event()
+    connection, interrupt = _connection(), Interrupt()
     interrupt.set()
     heartbeat = Heartbeat(None)
     ended, lives = (subprocess.Popen(command) for command in (["true"], ["sleep", "60"]))
@@ -105,7 +106,7 @@ def test_a_ray_that_the_signal_to_the_driver_reached_is_ended_and_not_waited_for
 
 
 def test_runs_that_end_as_ray_is_gone_are_not_taken_for_interrupted(tmp_path: Path) -> None:
-    connection, interrupt = _connection(), threading.Event()
+    connection, interrupt = _connection(), Interrupt()
     connection._lost.set_result("its raylet has ended")
     plan: Any = SimpleNamespace(
         folder=tmp_path, config=SimpleNamespace(search=SimpleNamespace(max_retakes=0))

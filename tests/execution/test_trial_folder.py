@@ -136,8 +136,8 @@ def counting() -> Iterator[Mapping[str, Any]]:
 def test_a_resumed_trial_finds_its_folder_as_it_was_and_a_new_attempt_an_empty_one(
     task: MakeTask, tmp_path: Path
 ) -> None:
-    for is_paused, num_calls in ((False, 1), (True, 2), (False, 1)):
-        report = trained(replace(task(counting), is_paused=is_paused))
+    for is_resumed, num_calls in ((False, 1), (True, 2), (False, 1)):
+        report = trained(replace(task(counting), is_resumed=is_resumed))
         assert report.evaluation is not None
         assert report.evaluation.metrics == {"calls": num_calls}
         assert (

@@ -127,11 +127,11 @@ def test_a_trial_that_was_lost_with_its_machine_is_tried_again(make_trials: Make
     trials.died("a", _NODE_DIED)
     assert not policy.results, "a lost trial is no result"
     again = begin(trials, "c")
-    assert (again.name, again.config.batch_size) == ("trial-2", first.config.batch_size)
-    assert trials._trials["c"].tracked.retry_of == 0
+    assert (again.name, again.config.seed) == ("trial-0", first.config.seed)
+    assert again.is_resumed
     assert trials._trials["c"].trial.is_baseline
     trials.reported("c", report(Outcome.REACHED))
-    assert list(policy.results) == [2]
+    assert list(policy.results) == [0]
 
 
 _KILLED = "the worker died: it was ended by SIGKILL"
@@ -158,8 +158,8 @@ def test_a_point_whose_process_was_killed_from_outside_is_tried_again_first(
         assert not policy.results
         assert begin(trials, str(number)).config.batch_size == 64, "the same point"
         trials.died(str(number), reason)
-    assert (only(policy).trial, only(policy).outcome) == (num_tries - 1, outcome)
-    assert heard.withdrawn == [(trial, Outcome.LOST, reason) for trial in range(num_tries - 1)]
+    assert (only(policy).trial, only(policy).outcome) == (0, outcome)
+    assert heard.withdrawn == [(0, Outcome.LOST, reason)] * (num_tries - 1)
     assert policy.error is None
 
 

@@ -31,6 +31,9 @@ class PausesAtFirst(PausingSampler):
     ) -> None:
         self.waiting.append(number)
 
+    def resumed(self, number: int) -> None:
+        self.forget(number)
+
     def observe(
         self, number: int, evaluation: Evaluation, *, new: bool = True, may_pause: bool = True
     ) -> Decision:

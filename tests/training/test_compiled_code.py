@@ -26,15 +26,15 @@ from torch._dynamo.utils import counters
 
 from autotune.config.compose import Composer
 from autotune.training.loop import train
+from autotune.training.states import TrainingStates
 
 folder, *overrides = sys.argv[1:]
 paused = Path(folder)
 is_paused = any(paused.iterdir())
-kept = {"paused_folder": paused} if is_paused else {}
-training = train(Composer(overrides).compose().trial, **kept)
+training = train(Composer(overrides).compose().trial, states=TrainingStates(paused))
 last = next(training)
 if not is_paused:
-    training.send(paused)
+    training.send(True)
 counts = counters["inductor"]
 cache = [counts["fxgraph_cache_miss"], counts["fxgraph_cache_hit"]]
 print(json.dumps([*cache, last.as_dict()], default=str))

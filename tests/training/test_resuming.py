@@ -1,6 +1,7 @@
 """A training that is ended anywhere goes on from its last evaluation as if nothing had happened."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import torch
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import DataError
+from autotune.files import NOTICE_FILE, STATE_FILE
 from autotune.measurement import Evaluation
 from autotune.outcome import Outcome
 from autotune.training.loop import train
+from autotune.training.states import TrainingStates
 
 MakeConfig = Callable[..., TrialConfig]
 
@@ -48,39 +51,40 @@ def short(trial_config: MakeConfig) -> MakeConfig:
     return make
 
 
-def numbers(evaluations: list[Evaluation]) -> list[tuple[int, float, float]]:
-    return [(each.step, each.metric, each.loss) for each in evaluations]
+def numbers(evaluations: Sequence[Evaluation | None]) -> list[tuple[int, float, float]]:
+    return [(each.step, each.metric, each.loss) for each in evaluations if each is not None]
 
 
 @pytest.mark.parametrize("overrides", PARTS)
 def test_a_training_that_was_ended_or_paused_goes_on_with_the_numbers_it_would_have_had(
     short: MakeConfig, tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
-    config, kept, paused = short(*overrides), tmp_path / "kept", tmp_path / "paused"
+    config = short(*overrides)
     whole = list(train(config))
     assert len(whole) == 4
-    first = train(config, state_folder=kept)
+    first = train(config, states=TrainingStates(tmp_path))
     begun = [next(first), next(first)]
-    assert first.send(paused) == begun[-1]
-    assert numbers([*begun, next(first)]) == numbers(whole[:3]), "what kept it can go on itself"
+    assert first.send(True) == begun[-1]
+    assert numbers([*begun, next(first)]) == numbers(whole[:3]), "what is saved can go on itself"
     first.close()
     torch.manual_seed(99)
     np.random.seed(99)
-    assert numbers(list(train(config, state_folder=kept))) == numbers(whole[3:])
-    again = train(config, paused_folder=paused)
+    again = train(config, states=TrainingStates(tmp_path))
     rest = [next(again)]
-    assert again.send(paused) == rest[-1], "it can be paused again"
+    assert again.send(True) == rest[-1], "it can be paused again"
     again.close()
-    rest += list(train(config, paused_folder=paused))
+    rest += list(train(config, states=TrainingStates(tmp_path)))
     assert numbers(rest) == numbers(whole[2:])
 
 
 def test_a_pause_costs_the_paused_training_nothing(short: MakeConfig, tmp_path: Path) -> None:
-    first = train(short())
+    first = train(short(), states=TrainingStates(tmp_path))
     begun = next(first)
-    first.send(tmp_path)
+    assert begun is not None
+    first.send(True)
     first.close()
-    rest = next(train(short(), paused_folder=tmp_path))
+    rest = next(train(short(), states=TrainingStates(tmp_path)))
+    assert rest is not None
     assert (rest.build_seconds, rest.prepare_seconds) == (
         begun.build_seconds,
         begun.prepare_seconds,
@@ -91,14 +95,52 @@ def test_a_pause_costs_the_paused_training_nothing(short: MakeConfig, tmp_path: 
 def test_a_training_that_had_ended_says_so_again_and_trains_no_more(
     short: MakeConfig, tmp_path: Path
 ) -> None:
-    ended = list(train(short(), state_folder=tmp_path))[-1]
-    again = list(train(short(), state_folder=tmp_path))
+    ended = list(train(short(), states=TrainingStates(tmp_path, every_seconds=0)))[-1]
+    again = list(train(short(), states=TrainingStates(tmp_path, every_seconds=0)))
+    assert ended is not None
     assert ended.outcome is Outcome.MISSED
-    assert numbers(again) == numbers([ended])
-    assert again[-1].train_seconds == ended.train_seconds
+    assert again == [ended]
+
+
+def test_a_training_that_is_ended_anywhere_goes_on_from_its_last_state(
+    short: MakeConfig, tmp_path: Path
+) -> None:
+    whole = list(train(short()))
+    states = TrainingStates(tmp_path, every_seconds=0)
+    first = train(short(), states=states)
+    begun = [next(first), next(first), next(first)]
+    first.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "3"], "two states are kept"
+    (tmp_path / "3" / STATE_FILE).write_bytes(b"half of it")
+    states = TrainingStates(tmp_path, every_seconds=0)
+    rest = list(train(short(), states=states))
+    assert numbers(rest) == numbers(whole[2:]), "from the older one, where the newer is damaged"
+    assert states.curve.evaluations[:2] == tuple(begun[:2])
+
+
+def test_states_are_saved_no_more_often_than_is_wanted(short: MakeConfig, tmp_path: Path) -> None:
+    list(train(short(), states=TrainingStates(tmp_path, every_seconds=3600)))
+    assert not list(tmp_path.iterdir())
+    states = TrainingStates(tmp_path / "slow", every_seconds=1e-6)
+    (tmp_path / "slow").mkdir()
+    states.save(lambda folder: time.sleep(0.05))
+    assert not states.is_due, "saving took 0.05 s, of which 3% is not yet trained"
+
+
+def test_a_notice_saves_a_training_at_its_next_step(short: MakeConfig, tmp_path: Path) -> None:
+    whole = list(train(short()))
+    first = train(short(), states=TrainingStates(tmp_path / "run"))
+    begun = [next(first)]
+    (tmp_path / NOTICE_FILE).touch()
+    time.sleep(0.6)
+    assert next(first) is None
+    first.close()
+    (tmp_path / NOTICE_FILE).unlink()
+    states = TrainingStates(tmp_path / "run")
+    assert numbers([*begun, *train(short(), states=states)]) == numbers(whole)
 
 
 def test_a_state_of_another_configuration_is_refused(short: MakeConfig, tmp_path: Path) -> None:
-    list(train(short(), state_folder=tmp_path))
+    list(train(short(), states=TrainingStates(tmp_path, every_seconds=0)))
     with pytest.raises(DataError, match=r"another training \(batch_size: 128 there, 32 here\);"):
-        list(train(replace(short(), batch_size=32, seed=8), state_folder=tmp_path))
+        list(train(replace(short(), batch_size=32, seed=8), states=TrainingStates(tmp_path)))

@@ -18,6 +18,7 @@ from autotune.outcome import Outcome
 from autotune.session import current, is_pausable
 from autotune.training.checkpoint import read_weights
 from autotune.training.run import start_training
+from autotune.training.states import TrainingStates
 
 MakeConfig = Callable[..., TrialConfig]
 
@@ -97,10 +98,10 @@ def own(trial_config: MakeConfig) -> MakeConfig:
 
 def paused_after(config: TrialConfig, num_evaluations: int, folder: Path) -> list[Evaluation]:
     """The evaluations of a training up to its pause, which leaves its state in ``folder``."""
-    training = start_training(config)
+    training = start_training(config, states=TrainingStates(folder))
     evaluations = [next(training) for _ in range(num_evaluations)]
     assert is_pausable()
-    assert training.send(folder) == evaluations[-1]
+    assert training.send(True) == evaluations[-1]
     training.close()
     return evaluations
 
@@ -113,7 +114,7 @@ def test_a_paused_training_goes_on_as_if_it_had_not_been(
     whole = list(start_training(config))
     parts = [
         *paused_after(config, num_before, tmp_path),
-        *start_training(config, paused_folder=tmp_path),
+        *start_training(config, states=TrainingStates(tmp_path)),
     ]
     assert [evaluation.metric for evaluation in parts] == [
         evaluation.metric for evaluation in whole
@@ -172,10 +173,7 @@ def test_the_weights_of_a_training_that_reached_its_target_are_written(
         (
             failing_to_load,
             StateError,
-            (
-                "cannot continue from the state that it was paused with: KeyError:"
-                " 'model.embeddings.weight'$"
-            ),
+            ("cannot continue from the state that it saved: KeyError: 'model.embeddings.weight'$"),
         ),
     ],
 )
@@ -189,7 +187,7 @@ def test_a_function_that_cannot_go_on_says_why(
     config = own(function)
     paused_after(config, 1, tmp_path)
     with pytest.raises(error, match=said):
-        list(start_training(config, paused_folder=tmp_path))
+        list(start_training(config, states=TrainingStates(tmp_path)))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import logging
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -30,6 +30,8 @@ _log = logging.getLogger(__name__)
 TIMEOUT = timedelta(minutes=30)
 """Time limit of one exchange between ranks; a hung training is ended long before, by the trial's
 own deadline."""
+_ASK_EVERY_SECONDS = 5.0
+"""Most seconds of training between two questions to the first rank."""
 _LEAVE_SECONDS = 5.0
 """Seconds that leaving the process group may take before it is aborted: NCCL waits for exchanges
 that a failed rank never joins."""
@@ -205,32 +207,44 @@ def broadcast_buffers(model: torch.nn.Module) -> None:
 
 
 class TimeLimit:
-    """A limit on the train seconds of the first rank's clock.
+    """A limit on the train seconds of the first rank's clock, and the notice by which the training
+    is to be saved at once.
 
     Asking the first rank in every step would cost as much as a small step. It is asked when half of
     the steps are done that fitted into the time left when it was last asked: more often near the
-    limit, and about ten times in all. Steps may become longer, so it is asked every 1,000 steps.
+    limit, and at least every few seconds, for the notice.
 
     Args:
         ranks: the ranks that train together; several begin at the first step.
         clock: this rank's clock.
         seconds: the limit.
+        sees_notice: whether this rank sees the notice.
     """
 
-    def __init__(self, ranks: Ranks, clock: PhaseClock, seconds: float) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        clock: PhaseClock,
+        seconds: float,
+        sees_notice: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._ranks, self._clock, self._seconds = ranks, clock, seconds
+        self._sees_notice = sees_notice
         self._next_step = 1
+        self.has_notice = False
+        """Whether the notice was there when it was last looked for; the same on all ranks."""
 
     def is_past(self, step: int) -> bool:
         """Whether the limit has passed after ``step`` steps; every rank gets the same answer."""
         if self._ranks.size > 1 and step < self._next_step:
             return False
-        spent = self._clock.seconds(Phase.TRAIN)
+        spent, self.has_notice = self._clock.seconds(Phase.TRAIN), self._sees_notice()
         if self._ranks.size == 1:
             return spent > self._seconds
-        steps_left = max(0.0, self._seconds - spent) / max(1e-6, spent / step)
-        next_step = step + max(1, min(1000, int(steps_left / 2)))
-        is_past, self._next_step = self._ranks.broadcast_from_first(
-            (spent > self._seconds, next_step)
+        steps_a_second = step / max(1e-6, spent)
+        seconds_left = min(_ASK_EVERY_SECONDS, max(0.0, self._seconds - spent) / 2)
+        next_step = step + max(1, min(1000, int(seconds_left * steps_a_second)))
+        is_past, self.has_notice, self._next_step = self._ranks.broadcast_from_first(
+            (spent > self._seconds, self.has_notice, next_step)
         )
         return bool(is_past)

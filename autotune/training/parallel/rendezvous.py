@@ -195,7 +195,6 @@ def follow(
     *,
     num_threads: int,
     state_folder: Path | None = None,
-    is_paused: bool = False,
     **settings: Any,
 ) -> Failure | None:
     """Train as a rank other than the first, until the first rank ends the training.
@@ -204,8 +203,7 @@ def follow(
         config: the training's configuration, the same for all ranks.
         rendezvous: where the ranks meet, and which one this is.
         num_threads: number of threads that this rank computes with.
-        state_folder: folder of the training's state, for a function of the user's.
-        is_paused: whether the training continues from a state in that folder.
+        state_folder: folder of the training's states, for a function of the user's.
         settings: further arguments of ``start_training``, the same for all ranks.
 
     Returns:
@@ -221,7 +219,6 @@ def follow(
                     sees_folder=state_folder is None or state_folder.parent.is_dir(),
                 ),
                 num_threads=num_threads,
-                paused_folder=state_folder if is_paused else None,
             )
             return None
         with joined_at(rendezvous, config) as ranks:

@@ -19,6 +19,7 @@ from autotune.errors import ConfigError, DataError
 from autotune.session import as_number
 
 _GO_ON, _END, _GATHER = "go on", "end", "gather"
+_STATE = "autotune/state"
 _KEEP_SECONDS = 300.0
 """Seconds that the other ranks may take to write their part of a state, or to give their part of a
 mean."""
@@ -41,6 +42,11 @@ class LeadingRank:
     def __init__(self, store: TCPStore | None, size: int) -> None:
         self._store, self._size = store, size
         self._num_reports = self._num_decisions = 0
+
+    def tell_state(self, folder: Path | None) -> None:
+        """Tell the other ranks the folder of the state that the training continues from."""
+        if self._store is not None:
+            self._store.set(_STATE, "" if folder is None else str(folder))
 
     def mean(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """The mean over all ranks of what they report now.
@@ -152,6 +158,11 @@ class FollowingRank:
         self._has_shared = False
         if not sees_folder:
             store.set(f"blind/{rank}", "")
+
+    def told_state(self) -> Path | None:
+        """The folder of the state that the training continues from; None if it begins."""
+        told = self._store.get(_STATE).decode()
+        return Path(told) if told else None
 
     def shared(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Give the first rank the values that it takes the mean of, and return them."""

@@ -1,0 +1,188 @@
+"""The states that a training can continue from, in a folder of its own: the newest two, the newer
+one written beside the older, so that a training which is ended at any moment has a whole one.
+
+A state is saved at the first evaluation after some minutes, when the search pauses the training,
+and, where a notice file appears beside the folder, at the training's next step or report: the
+machine is about to be taken away. Saving stands in no phase of the training's clock.
+"""
+
+import contextlib
+import logging
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.config.schema import TrialConfig, first_difference
+from autotune.errors import DataError, StateError
+from autotune.files import NOTICE_FILE, STATE_FILE, make_folder
+from autotune.measurement import Evaluation, LearningCurve, PhaseClock
+from autotune.redaction import without_secrets_in
+from autotune.training.checkpoint import read_state, told_damage
+
+_log = logging.getLogger(__name__)
+
+_NUM_KEPT = 2
+_MAX_FRACTION = 0.03
+"""Maximum fraction of the training time that saving takes."""
+_LOOK_EVERY_SECONDS = 0.5
+"""Seconds between two looks for the notice."""
+
+
+class TrainingStates:
+    """The saved states of one training.
+
+    Args:
+        folder: folder for the states, each in a folder named by a number that grows; None keeps
+            none.
+        every_seconds: least seconds from one state to the next that nobody asks for; 0 saves at
+            every evaluation, infinity at none.
+    """
+
+    def __init__(self, folder: Path | None = None, every_seconds: float = math.inf) -> None:
+        self.folder = folder
+        self._every_seconds = self._interval_seconds = every_seconds
+        self._saved_at = self._looked_at = time.monotonic()
+        self._has_notice = False
+        self.curve = LearningCurve()
+        """The evaluations so far, those before the state that the training continued from, too."""
+        self.seconds = 0.0
+        """Seconds that this process has spent on saving."""
+        self.is_saved = False
+        """Whether the training has been saved since its last step."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the training has a folder here for its states."""
+        return self.folder is not None and self.folder.parent.is_dir()
+
+    @property
+    def has_notice(self) -> bool:
+        """Whether the training is to be saved at once."""
+        now = time.monotonic()
+        if not self._has_notice and now - self._looked_at >= _LOOK_EVERY_SECONDS:
+            self._looked_at = now
+            notice = None if self.folder is None else self.folder.parent / NOTICE_FILE
+            self._has_notice = notice is not None and notice.exists()
+        return self._has_notice
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a state is to be saved at the present evaluation."""
+        return self.is_kept and (
+            time.monotonic() - self._saved_at >= self._interval_seconds or self.has_notice
+        )
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """Note an evaluation."""
+        self.is_saved = False
+        self.curve.add(evaluation)
+
+    def save(self, write: Callable[[Path], object]) -> None:
+        """Have a state written, and delete all older ones but the last.
+
+        Raises:
+            DataError: it cannot be written; the older states are still there.
+        """
+        assert self.folder is not None, "this training keeps states"
+        began, earlier = time.monotonic(), self._whole()
+        number = max((int(path.name) for path in self._numbered()), default=0) + 1
+        path, kept = self.folder / str(number), earlier[:_NUM_KEPT]
+        try:
+            write(make_folder(path))
+            kept = [path, *earlier[: _NUM_KEPT - 1]]
+        except OSError as error:
+            raise DataError(f"{path}: cannot be written: {error.strerror or error}") from error
+        finally:
+            for other in self._numbered():
+                if other not in kept:
+                    shutil.rmtree(other, ignore_errors=True)
+            self._saved_at = time.monotonic()
+            took_seconds = self._saved_at - began
+            self.seconds += took_seconds
+            if self._every_seconds:
+                self._interval_seconds = max(self._every_seconds, took_seconds / _MAX_FRACTION)
+        self.is_saved = True
+
+    def save_if_due(self, write: Callable[[Path], object]) -> None:
+        """Save a state if it is due; where it cannot be written, the training continues without."""
+        if not self.is_due:
+            return
+        try:
+            self.save(write)
+        except DataError as error:
+            _log.warning("%s; the training continues, and is not saved", error)
+
+    def restore(self, config: TrialConfig, clock: PhaseClock) -> tuple[Path, dict[str, Any]] | None:
+        """The newest state that is whole, with its folder; None if there is none.
+
+        The clock is stopped and gets the seconds and joules spent so far: what setting up took is
+        not counted again.
+
+        Raises:
+            DataError: the state belongs to another configuration.
+        """
+        for folder in self._whole():
+            try:
+                state = read_state(folder)
+                with told_damage(folder):
+                    self._take(state, folder, config, clock)
+            except StateError as error:
+                _log.warning("%s; the training continues from an older state, or begins", error)
+            else:
+                return folder, state
+        return None
+
+    def _take(
+        self, state: Mapping[str, Any], folder: Path, config: TrialConfig, clock: PhaseClock
+    ) -> None:
+        wanted = without_secrets_in(config.as_dict())
+        saved = {key: value for key, value in state["config"].items() if key in wanted}
+        if (difference := first_difference(saved, wanted)) is not None:
+            raise DataError(
+                f"checkpoint.folder: {folder} holds another training ({difference}); use an empty"
+                " folder, or its own"
+            )
+        curve = {int(at): Evaluation.from_dict(each) for at, each in state["curve"].items()}
+        clock.restore(state["clock"])
+        self.curve = LearningCurve(curve)
+
+    def contents(self, config: TrialConfig, clock: PhaseClock) -> dict[str, Any]:
+        """What every state has, whatever is trained; see ``restore``."""
+        return {
+            "config": without_secrets_in(config.as_dict()),
+            "clock": clock.state(),
+            "curve": {at: each.as_dict() for at, each in self.curve.numbered.items()},
+        }
+
+    def clear(self) -> None:
+        """Delete all states, such as those of a training whose times were spoilt."""
+        for path in self._numbered():
+            shutil.rmtree(path, ignore_errors=True)
+
+    def drop_newest(self) -> None:
+        """Delete the newest state, which the training cannot continue from."""
+        for path in self._whole()[:1]:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _whole(self) -> list[Path]:
+        """The folders of states that are whole, the newest first."""
+        return [path for path in self._numbered() if _is_whole(path)]
+
+    def _numbered(self) -> list[Path]:
+        paths: list[Path] = []
+        with contextlib.suppress(OSError):
+            paths = [path for path in (self.folder or Path()).iterdir() if path.name.isdigit()]
+        return sorted(paths, key=lambda path: -int(path.name)) if self.folder else []
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a state's last file was written."""
+    return (folder / STATE_FILE).is_file()
+
+
+def kept_states(folder: Path) -> Iterator[Path]:
+    """The folders of whole states in a training's folder, in any order."""
+    yield from (path.parent for path in folder.glob(f"*/{STATE_FILE}"))
