@@ -2,25 +2,31 @@
 training's time.
 
 The operating system gives the numbers (``execution/watchdog.py`` reads them); the thresholds here
-say what they mean:
+say what they mean. Each is a share of the training's time, so that a trifle spoils no training of
+hours:
 
-* *Stopped*: for half a second or more the process neither ran nor waited for a CPU (SIGSTOP, a
-  frozen container, a suspended machine), while its clocks went on.
+* *Stopped*: for 2% of its time, and at least half a second, the process neither ran nor waited for
+  a CPU (SIGSTOP, a frozen container, a suspended machine), while its clocks went on.
 * *Waited*: for more than a tenth of its time the training waited for a CPU because of processes
   outside the study. They are charged with a share of the waiting time: their part of the CPU time
   that all processes but the training used, and at most the CPU time that they used. So trials
   beside each other and their driver flag nothing, and neither does a process that has a core to
   itself.
-* *Device*: another process computes on the GPU, or the GPU throttles because of heat or its power
-  supply. Throttling to stay within the power limit is the usual state of a busy GPU, and flags
-  nothing.
+* *Shared*: for 2% of its time processes outside the study computed on its GPU.
+
+A GPU that slows down because of heat or its power supply is what that machine is: this is told once
+for each GPU, and flags nothing.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
 MAX_STOPPED_SECONDS = 0.5
+"""Stopped time that is flagged in a short training; less than this is not seen."""
+MAX_DISTURBED_FRACTION = 0.02
+"""Share of a training's time that it may be stopped, or share its GPU. Times of one configuration
+differ by 5% and more between seeds, so less decides nothing."""
 MAX_WAITED_FRACTION = 0.1
 _FEWEST_WAITED_SECONDS = 0.05
 """Waiting time that is never flagged: the kernel counts CPU time in hundredths of a second, too
@@ -47,17 +53,21 @@ class Contention:
     study_cpu_seconds: float
     """CPU seconds that the study's processes on this machine, but for the one that waited, used
     meanwhile: the driver, other trials, other processes of a command."""
-    device: str | None = None
-    """What disturbed the GPU; None if nothing did, or if that is not known."""
+    shared_seconds: float = 0.0
+    """Seconds for which processes outside the study computed on the GPU, as looks at it saw: each
+    stands for the time since the look before."""
+    brakes: tuple[str, ...] = ()
+    """GPUs that were seen to be slowed down by heat or their power supply, and by which of them, in
+    words. They are told, and are no contention."""
 
     def __add__(self, other: "Contention") -> "Contention":
         """Contention over two stretches of one training together."""
         sums = {
             name: value + getattr(other, name)
             for name, value in asdict(self).items()
-            if name != "device"
+            if name != "brakes"
         }
-        return Contention(**sums, device=self.device or other.device)
+        return Contention(**sums, brakes=_brakes_of((self, other)))
 
     @property
     def waited_for_others_seconds(self) -> float:
@@ -70,28 +80,47 @@ class Contention:
     @property
     def reason(self) -> str | None:
         """Why the training's time cannot be trusted, in one line; None if it can."""
-        if self.stopped_seconds >= MAX_STOPPED_SECONDS:
-            return (
-                f"its process was stopped for {self.stopped_seconds:.1f} s of {self.seconds:.1f} s"
-            )
-        waited = self.waited_for_others_seconds
-        if waited > max(_FEWEST_WAITED_SECONDS, MAX_WAITED_FRACTION * self.seconds):
-            return (
-                f"it waited {waited:.2f} s of {self.seconds:.2f} s for a CPU while other programs"
-                f" used {self.others_cpu_seconds / max(self.seconds, 1e-9):.1f} CPUs"
-            )
-        return self.device
+        excess, text = self.worst
+        return text if excess >= 1 else None
+
+    @property
+    def worst(self) -> tuple[float, str]:
+        """What disturbed the training most: how many times as much as it may, and in words."""
+        seconds, waited = max(self.seconds, 1e-9), self.waited_for_others_seconds
+        disturbed = MAX_DISTURBED_FRACTION * seconds
+        return max(
+            (
+                self.stopped_seconds / max(MAX_STOPPED_SECONDS, disturbed),
+                f"its process was stopped for {self.stopped_seconds:.1f} s of {seconds:.1f} s",
+            ),
+            (
+                waited / max(_FEWEST_WAITED_SECONDS, MAX_WAITED_FRACTION * seconds),
+                f"it waited {waited:.2f} s of {seconds:.2f} s for a CPU while other programs used"
+                f" {self.others_cpu_seconds / seconds:.1f} CPUs",
+            ),
+            (
+                self.shared_seconds / disturbed,
+                f"other programs computed on its GPU for {self.shared_seconds:.1f} s of"
+                f" {seconds:.1f} s",
+            ),
+        )
 
     @classmethod
     def of_ranks(cls, ranks: Iterable[Self]) -> Self:
         """The contention of a training of several processes: that of the one that was disturbed
-        most, for which all others waited.
+        most, for which all others waited. It has the brakes of all.
         """
-        return max(ranks, key=lambda each: (each.reason is not None, each.stopped_seconds))
+        all_ranks = [*ranks]
+        return replace(max(all_ranks, key=lambda rank: rank.worst), brakes=_brakes_of(all_ranks))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Restore a record from the mapping that ``dataclasses.asdict`` made of it."""
-        return cls(
-            **{field.name: values[field.name] for field in fields(cls) if field.name in values}
-        )
+        """Restore a record from the mapping that ``dataclasses.asdict`` made of it, also after a
+        pass through JSON.
+        """
+        known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        return cls(**{**known, "brakes": tuple(known.get("brakes", ()))})
+
+
+def _brakes_of(contentions: Iterable[Contention]) -> tuple[str, ...]:
+    return tuple(sorted({brake for each in contentions for brake in each.brakes}))

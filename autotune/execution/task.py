@@ -241,6 +241,8 @@ def warn_of_worker(report: WorkerReport) -> None:
     """Log, once each, what is told of how a worker uses its devices, and of what it cannot tell."""
     for line in report.fingerprint.get("warnings", ()):
         warn_once(line)
+    for brake in report.contention.brakes if report.contention else ():
+        warn_once(f"{brake}: this is what that machine is, and its times count")
 
 
 @cache

@@ -6,8 +6,8 @@ ran nor waited for a CPU meanwhile, the whole process was stopped: the deadline 
 so that no trial counts as hung because someone else stopped it. (A thread that cannot get Python's
 lock wakes every few milliseconds to try again, and one that the kernel does not let run is counted
 as waiting.) Twice a second it looks whether a process that the training has started is stopped: one
-that gathers batches, or a script that trains. That the whole machine was suspended is told by the
-clock that goes on meanwhile.
+that gathers batches, or a script that trains. Every two seconds it looks at the GPU. That the whole
+machine was suspended is told by the clock that goes on meanwhile.
 
 The watchdog ends a hung process, with the stack of every thread in its hang file. If even the
 watchdog cannot run, since compiled code keeps Python's lock for ever, ``faulthandler``'s own timer
@@ -29,7 +29,7 @@ from typing import NamedTuple, TextIO
 import psutil
 
 from autotune.contention import MAX_STOPPED_SECONDS, Contention
-from autotune.training.device import device_fault
+from autotune.training.device import look_at_gpus
 
 _BEAT_SECONDS = 0.1
 _LOCK_SHARE = 1.25
@@ -41,7 +41,8 @@ _CATCH_UP_SECONDS = 10.0
 """Longest wait for the watchdog thread after its process was stopped."""
 _SAMPLE_EVERY_SECONDS = 0.5
 _TELL_EVERY_SECONDS = 2.0
-"""Seconds between two calls of ``on_contention``."""
+"""Seconds between two calls of ``on_contention``, and at most between two looks at the GPU: NVML
+tells who computed in the last two seconds."""
 _BACKSTOP_SECONDS = 20.0
 """Least seconds past the deadline after which ``faulthandler`` ends a hung process in which the
 watchdog thread cannot run."""
@@ -76,8 +77,8 @@ class Watchdog:
         self._hang_file = hang_file
         self._starts_training = starts_training
         self._on_contention = on_contention
-        self._tell_at = 0.0
-        """When ``on_contention`` is called next."""
+        self._tell_at = time.monotonic() + _TELL_EVERY_SECONDS
+        """When the GPU is looked at and ``on_contention`` is called next."""
         self._changed = threading.Condition()
         self._is_on = False
         self._is_closed = False
@@ -94,7 +95,14 @@ class Watchdog:
         self._waits: dict[tuple[int, str], float] = {}
         """Time that each thread has waited for a CPU, of those that have ended, too."""
         self._latest: Contention | None = None
-        self._device: str | None = None
+        self._ran: _Ran | None = _Ran(0.0, 0.0, 0)
+        """The watchdog thread's counters when it last woke."""
+        self._study: Collection[int] = ()
+        """The study's processes on this machine when they were last looked for."""
+        self._gpus_seen_at = 0.0
+        """Value of ``_seconds`` when the GPU was last looked at."""
+        self._shared_seconds = 0.0
+        self._brakes: set[str] = set()
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
@@ -147,7 +155,7 @@ class Watchdog:
         seen_seconds, seen_stopped = (
             (latest.seconds, latest.stopped_seconds) if latest else (0.0, 0.0)
         )
-        seconds = self._on_seconds + (time.monotonic() - self._on_since if self._is_on else 0.0)
+        seconds = self._seconds
         if (
             not is_last
             and seconds - seen_seconds < _SAMPLE_EVERY_SECONDS
@@ -171,16 +179,24 @@ class Watchdog:
         )
         study = sum(cpu for pid, cpu in used.items() if pid != waiter)
         others = max(0.0, now.busy_cpu - first.busy_cpu - sum(used.values()))
-        self._device = self._device or _device_fault(now.study_cpu)
+        with self._changed:
+            self._study = now.study_cpu
+            self._look_at_gpus()
         self._latest = Contention(
             seconds=seconds,
             stopped_seconds=self._stopped_seconds + max(0.0, now.suspended - first.suspended),
             waited_seconds=waited_seconds,
             others_cpu_seconds=others * fraction,
             study_cpu_seconds=study * fraction,
-            device=self._device,
+            shared_seconds=self._shared_seconds,
+            brakes=tuple(sorted(self._brakes)),
         )
         return self._latest
+
+    @property
+    def _seconds(self) -> float:
+        """Wall seconds that the training was watched so far."""
+        return self._on_seconds + (time.monotonic() - self._on_since if self._is_on else 0.0)
 
     def _sample(self) -> "_Sample":
         training = [os.getpid(), *(descendants(os.getpid()) if self._starts_training else ())]
@@ -209,28 +225,32 @@ class Watchdog:
 
     def _look(self) -> None:
         with self._changed:
-            before: _Ran | None = _Ran(0.0, 0.0, 0)
             while not self._is_closed:
-                now, after = time.monotonic(), _ran("thread-self")
-                late = now - self._due_at
-                # of the same reading: the process may be stopped here, too
-                self._due_at = now + _BEAT_SECONDS if self._is_on else math.inf
-                if late >= MAX_STOPPED_SECONDS and before is not None and after is not None:
-                    self._was_late(late, before, after)
-                elif self._is_on:
-                    self._look_at_descendants()
-                if self._is_on and now >= self._deadline:
-                    self._end_process()
-                if self._is_on and self._on_contention is not None and now >= self._tell_at:
-                    self._tell_at = now + _TELL_EVERY_SECONDS
-                    measured = self.contention(is_last=True)
-                    assert measured is not None, "it was measured"
-                    self._on_contention(measured)
-                before = after
+                self._beat()
                 self._changed.notify_all()
                 self._changed.wait(
                     max(0.0, self._due_at - time.monotonic()) if self._is_on else None
                 )
+
+    def _beat(self) -> None:
+        now, ran = time.monotonic(), _ran("thread-self")
+        late, before, self._ran = now - self._due_at, self._ran, ran
+        # of the same reading: the process may be stopped here, too
+        self._due_at = now + _BEAT_SECONDS if self._is_on else math.inf
+        if late >= MAX_STOPPED_SECONDS and before is not None and ran is not None:
+            self._was_late(late, before, ran)
+        elif self._is_on:
+            self._look_at_descendants()
+        if self._is_on and now >= self._deadline:
+            self._end_process()
+        if self._is_on and now >= self._tell_at:
+            self._tell_at = now + _TELL_EVERY_SECONDS
+            if self._on_contention is None:
+                self._look_at_gpus()
+            else:
+                measured = self.contention(is_last=True)
+                assert measured is not None, "it was measured"
+                self._on_contention(measured)
 
     def _was_late(self, late: float, before: "_Ran", after: "_Ran") -> None:
         waited_for_lock = _LOCK_SHARE * sys.getswitchinterval() * (after.times - before.times)
@@ -251,6 +271,21 @@ class Watchdog:
         if stopped & self._stopped_before:
             self._was_stopped(now - self._looked_at)
         self._looked_at, self._stopped_before = now, stopped
+
+    def _look_at_gpus(self) -> None:
+        """Look at the GPU now; what is seen stands for the time since the look before."""
+        started = [*descendants(os.getpid())]
+        looks = look_at_gpus(self._study, started)
+        if any(look.is_shared for look in looks):  # maybe with one of the study that is new
+            self._study = _study_processes(self._driver)
+            looks = look_at_gpus(self._study, started)
+        # a driver that takes its time to answer has stopped nothing
+        self._due_at = max(self._due_at, time.monotonic())
+        seconds = self._seconds
+        if any(look.is_shared for look in looks):
+            self._shared_seconds += seconds - self._gpus_seen_at
+        self._gpus_seen_at = seconds
+        self._brakes.update(brake for look in looks for brake in look.brakes)
 
     def _was_stopped(self, seconds: float) -> None:
         self._stopped_seconds += seconds
@@ -389,11 +424,3 @@ def _waits(processes: Collection[int]) -> dict[tuple[int, str], float]:
                 if (ran := _ran(f"{process}/task/{path.name}")) is not None:
                     waits[process, path.name] = ran.waited_seconds
     return waits
-
-
-def _device_fault(own: Collection[int]) -> str | None:
-    """What is wrong with the GPUs that this process, or one that it has started, trains on.
-
-    None if nothing is, or there is none.
-    """
-    return device_fault(own, [*descendants(os.getpid())])

@@ -27,7 +27,7 @@ from autotune.training.capabilities import (
     visible_devices_variable,
 )
 from autotune.training.energy import energy_fault
-from autotune.training.nvml import NvmlGpu, UntoldError, gpu_of, gpus_used_by
+from autotune.training.nvml import GpuLook, NvmlGpu, UntoldError, gpu_of, gpus_used_by
 
 
 def local_capabilities() -> Capabilities:
@@ -227,25 +227,16 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def device_fault(own: Collection[int] = (), started: Collection[int] = ()) -> str | None:
-    """What disturbs the GPUs that this process, or one that it has started, trains on, in words.
-
-    None if nothing is known to.
+def look_at_gpus(own: Collection[int] = (), started: Collection[int] = ()) -> list[GpuLook]:
+    """Look at what disturbs the GPUs that this process, or one that it has started, trains on.
 
     Args:
-        own: ids of the study's processes on this machine besides this one; two of its trainings
-            never share a GPU.
+        own: ids of the study's processes on this machine besides this one and ``started``; two of
+            its trainings never share a GPU.
         started: ids of the processes that this one has started: a training that is a command
             computes in one of them.
     """
-    return next(
-        (
-            fault
-            for gpu in _nvml_gpus(started)[0]
-            if (fault := gpu.disturbed_by([os.getpid(), *own])[0]) is not None
-        ),
-        None,
-    )
+    return [gpu.look([os.getpid(), *own, *started]) for gpu in _nvml_gpus(started)[0]]
 
 
 def gpu_facts(started: Collection[int]) -> dict[str, Any]:
@@ -255,7 +246,7 @@ def gpu_facts(started: Collection[int]) -> dict[str, Any]:
     ``gpus`` has ``NvmlGpu.limits`` of each, ``warnings`` what of their disturbances cannot be told.
     """
     gpus, fault = _nvml_gpus(started)
-    untold = [line for gpu in gpus for line in gpu.disturbed_by([os.getpid(), *started])[1]]
+    untold = [line for gpu in gpus for line in gpu.look([os.getpid(), *started]).untold]
     return {"gpus": [gpu.limits() for gpu in gpus], "warnings": [fault] if fault else untold}
 
 
@@ -266,10 +257,10 @@ def _nvml_gpus(started: Collection[int]) -> tuple[list[NvmlGpu], str | None]:
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # missing in torch's stubs
         return (gpus_used_by(started) if started else []), None
-    index = torch.cuda.current_device()  # of this thread
-    if torch.cuda.device_count() > 1:  # of a rank that sees those of all
-        index = int(os.environ.get("LOCAL_RANK", index))
     try:
+        index = torch.cuda.current_device()  # of this thread
+        if torch.cuda.device_count() > 1:  # of a rank that sees those of all
+            index = int(os.environ.get("LOCAL_RANK", index))
         return [gpu_of(str(torch.cuda.get_device_properties(index).uuid))], None
-    except (UntoldError, AttributeError) as error:
+    except (UntoldError, AttributeError, RuntimeError) as error:  # CUDA's own, of a GPU that failed
         return [], f"what else uses the GPU cannot be told: {error}"

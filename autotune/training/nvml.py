@@ -4,20 +4,32 @@ disturbs them, and their limits.
 Nothing here needs torch or makes a CUDA context.
 """
 
+import platform
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pynvml
 
-_HEAT, _POWER = 0x20 | 0x40, 0x80
-"""Bits of causes of lower clocks that are faults; a GPU's usual power limit is none of them.
-Source: nvml.h, nvmlClocksEventReason*."""
+_BRAKES = ((0x20 | 0x40, "heat"), (0x80, "its power supply"))
+"""Bits of causes of lower clocks, and the causes in words; a GPU's usual power limit is none of
+them. Source: nvml.h, nvmlClocksEventReason*."""
 
 
 class UntoldError(Exception):
     """NVML does not tell something; the message says what, and why."""
+
+
+class GpuLook(NamedTuple):
+    """What is seen of a GPU at one moment, besides the study's work."""
+
+    is_shared: bool
+    """Whether processes outside the study compute on it."""
+    brakes: list[str]
+    """That heat or its power supply slows it down, in words."""
+    untold: list[str]
+    """What of this NVML does not tell, and why."""
 
 
 @dataclass(frozen=True)
@@ -37,25 +49,24 @@ class NvmlGpu:
         except pynvml.NVMLError as error:
             raise UntoldError(f"NVML: {error}") from error
 
-    def disturbed_by(self, own: Collection[int]) -> tuple[str | None, tuple[str, ...]]:
-        """What disturbs the GPU now, in words, None if nothing is known to.
-
-        And what of it NVML does not tell.
+    def look(self, own: Collection[int]) -> GpuLook:
+        """Look at what disturbs the GPU now.
 
         Args:
             own: ids of the processes on this machine that may compute on the GPU.
         """
-        found, untold = [], []
-        checks: tuple[tuple[str, Callable[[], str | None]], ...] = (
-            ("whether a GPU is slowed down by heat or its power supply", self._slowed_by),
-            ("whether other programs compute on a GPU", lambda: self._shared_with(own)),
-        )
-        for what, check in checks:
-            try:
-                found.append(check())
-            except (pynvml.NVMLError, UntoldError) as error:
-                untold.append(f"{what} cannot be told: {error}")
-        return next((text for text in found if text is not None), None), tuple(untold)
+        brakes: list[str] = []
+        is_shared, untold = False, []
+        try:
+            brakes = self._brakes()
+        except pynvml.NVMLError as error:
+            what = "whether a GPU is slowed down by heat or its power supply"
+            untold.append(f"{what} cannot be told: {error}")
+        try:
+            is_shared = self._is_shared(own)
+        except (pynvml.NVMLError, UntoldError) as error:
+            untold.append(f"whether other programs compute on a GPU cannot be told: {error}")
+        return GpuLook(is_shared, brakes, untold)
 
     def limits(self) -> dict[str, Any]:
         """UUID, power limits and highest clocks, by which cards of one kind differ in speed.
@@ -78,18 +89,18 @@ class NvmlGpu:
             "application_clock_mhz": told("ApplicationsClock", pynvml.NVML_CLOCK_SM),
         }
 
-    def _slowed_by(self) -> str | None:
+    def _brakes(self) -> list[str]:
         reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(self.handle)
-        causes = [
-            cause
-            for bits, cause in ((_HEAT, "heat"), (_POWER, "its power supply"))
+        uuid = pynvml.nvmlDeviceGetUUID(self.handle)
+        return [
+            f"{uuid} of {platform.node()} is slowed down by {cause}"
+            for bits, cause in _BRAKES
             if reasons & bits
         ]
-        return f"its GPU was slowed down by {' and '.join(causes)}" if causes else None
 
-    def _shared_with(self, own: Collection[int]) -> str | None:
-        """Other processes that took a tenth of the GPU's time or more in the last two seconds,
-        in words.
+    def _is_shared(self, own: Collection[int]) -> bool:
+        """Whether other processes took a tenth of the GPU's time or more in the last two
+        seconds.
         """
         running = self.processes()
         others = running - set(own)
@@ -98,22 +109,17 @@ class NvmlGpu:
                 "NVML lists no process of the study there, as in a container with process ids of"
                 " its own"
             )
-        if others:
-            try:
-                samples = pynvml.nvmlDeviceGetProcessUtilization(
-                    self.handle, int((time.time() - 2.0) * 1e6)
-                )
-            except pynvml.NVMLError as error:
-                if error.value != pynvml.NVML_ERROR_NOT_FOUND:
-                    raise
-                samples = []  # nobody computed meanwhile
-            others &= {sample.pid for sample in samples if sample.smUtil >= 10}
-        return (
-            f"{len(others)} other {'process' if len(others) == 1 else 'processes'} computed on"
-            " its GPU"
-            if others
-            else None
-        )
+        if not others:
+            return False
+        try:
+            samples = pynvml.nvmlDeviceGetProcessUtilization(
+                self.handle, int((time.time() - 2.0) * 1e6)
+            )
+        except pynvml.NVMLError as error:
+            if error.value != pynvml.NVML_ERROR_NOT_FOUND:
+                raise
+            return False  # nobody computed meanwhile
+        return any(sample.pid in others and sample.smUtil >= 10 for sample in samples)
 
     def processes(self) -> set[int]:
         """Ids of the processes that have a CUDA context on the GPU."""

@@ -5,6 +5,7 @@ up and refused.
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -219,3 +220,33 @@ def test_a_trial_whose_times_are_spoilt_is_taken_again_at_most_twice_and_marked(
         is None
     )
     assert trials.policy.num_trials_left == 19
+
+
+def test_contention_of_a_paused_trial_counts_from_its_beginning(make_trials: MakeTrials) -> None:
+    trials, policy = make_trials(max_retakes=0)
+    begin(trials, "a")
+    stretch = replace(_HOGGED, seconds=100.0, waited_seconds=0.0, shared_seconds=1.5)
+    trials.reported("a", report(contention=stretch))
+    trials._pause(trials._trials["a"])
+    trials.paused("a")
+    managed = trials._trials.pop("trial-0")
+    trials._trials["b"] = managed
+    for shared in (1.0, 3.0):  # since the process began to train
+        assert managed.result(Outcome.REACHED, None).contention is None
+        trials.reported("b", report(contention=replace(stretch, shared_seconds=shared)))
+    trials.reported("b", report(Outcome.REACHED))
+    assert only(policy).contention == "other programs computed on its GPU for 4.5 s of 200.0 s"
+
+
+def test_brakes_of_a_gpu_are_told_once_and_end_no_trial(
+    make_trials: MakeTrials, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trials, policy = make_trials()
+    brake = f"GPU-a of {tmp_path} is slowed down by heat"
+    hot = replace(_HOGGED, waited_seconds=0.0, brakes=(brake,))
+    for key in "ab":
+        begin(trials, key)
+        trials.reported(key, report(contention=hot))
+        trials.reported(key, report(Outcome.REACHED, contention=hot))
+    assert [result.contention for result in policy.results.values()] == [None, None]
+    assert caplog.text.count(brake) == 1

@@ -2,25 +2,32 @@
 is ended.
 """
 
+import math
 import os
+import platform
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from autotune.config.schema import COMMAND, TrialConfig
+from autotune.contention import Contention
+from autotune.execution import watchdog
 from autotune.execution.process_group import ProcessGroup
 from autotune.execution.task import TrialTask, WorkerReport
+from autotune.execution.watchdog import Watchdog
 from autotune.measurement import Evaluation
 from autotune.outcome import Outcome
+from tests.support.nvml import Driver, Gpu
 from tests.support.records import make_trial_task
-
-pytestmark = pytest.mark.slow
 
 STOPPED_SECONDS = 12.0
 _HOG = "while True: pass"
@@ -97,6 +104,7 @@ def hogs(number: int) -> Iterator[None]:
             hog.wait()
 
 
+@pytest.mark.slow
 def test_a_stop_is_seen_told_and_moves_the_deadline(
     group: ProcessGroup, make_task: Any, tmp_path: Path
 ) -> None:
@@ -134,6 +142,7 @@ os.kill(process, signal.SIGCONT)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "seconds"),
     [
@@ -155,6 +164,7 @@ def test_hogs_beside_a_single_run_are_seen(
     assert "for a CPU while other programs used" in last.contention.reason
 
 
+@pytest.mark.slow
 def test_what_the_study_has_started_itself_is_no_contention(
     group: ProcessGroup, make_task: Any
 ) -> None:
@@ -164,6 +174,99 @@ def test_what_the_study_has_started_itself_is_no_contention(
     assert last.contention.waited_seconds > 0
     assert last.contention.study_cpu_seconds > 0.2 * last.contention.seconds
     assert last.contention.waited_for_others_seconds < last.contention.waited_seconds
+
+
+OTHER = 1_000_002
+
+
+class Watched:
+    """A training on a GPU, by a clock that a test moves; its watchdog thread is the test's own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.gpu = 1_000.0, Gpu("a", {os.getpid(): 90, OTHER: 0})
+        Driver(monkeypatch, self.gpu)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="a")
+        )
+        monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: self.now))
+        # the process runs by another clock
+        monkeypatch.setattr(watchdog, "_ran", lambda thread: None)
+        self.watchdog = Watchdog(deadline_seconds=math.inf, driver=("elsewhere", 1))
+        self.watchdog._first = self.watchdog._sample()
+        with self.watchdog._changed:
+            self.watchdog._switch(is_on=True)
+
+    def train(self, seconds: float, *, neighbour: bool = False, reasons: int = 0) -> None:
+        self.gpu.processes[OTHER], self.gpu.reasons = 90 * neighbour, reasons
+        self.now += seconds
+        with self.watchdog._changed:
+            self.watchdog._beat()
+
+    def contention(self) -> Contention:
+        measured = self.watchdog.contention(is_last=True)
+        assert measured is not None
+        return measured
+
+
+def test_brakes_of_a_gpu_spoil_no_time_and_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    for look in range(120):
+        watched.train(60.0, reasons=0x20 if look < 50 else 0)
+    measured = watched.contention()
+    assert (measured.seconds, measured.reason) == (7200.0, None)
+    assert measured.brakes == (f"GPU-a of {platform.node()} is slowed down by heat",)
+
+
+@pytest.mark.parametrize(("num_looks", "is_spoilt"), [(1, False), (36, True)])
+def test_a_neighbour_on_the_gpu_spoils_the_time_by_its_share(
+    num_looks: int, is_spoilt: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(monkeypatch)
+    for look in range(120):
+        watched.train(60.0, neighbour=look < num_looks)
+    assert watched.contention().shared_seconds == num_looks * 60.0
+    assert (watched.contention().reason is not None) == is_spoilt
+
+
+def test_one_look_at_a_neighbour_spoils_a_training_of_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched(monkeypatch)
+    watched.train(1.9)
+    watched.train(0.1, neighbour=True)
+    assert watched.contention().reason == "other programs computed on its GPU for 2.0 s of 2.0 s"
+
+
+def test_processes_of_the_study_that_are_new_are_no_neighbours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched(monkeypatch)
+    monkeypatch.setattr(watchdog, "_study_processes", lambda driver: {OTHER: None})
+    for _ in range(3):
+        watched.train(2.0, neighbour=True)
+    assert watched.watchdog._shared_seconds == 0
+
+
+def test_a_driver_that_answers_late_has_stopped_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def looks_slowly(own: Any, started: Any) -> list[Any]:
+        time.sleep(1.0)
+        seen.append(own)
+        return []
+
+    monkeypatch.setattr(watchdog, "look_at_gpus", looks_slowly)
+    monkeypatch.setattr(watchdog, "_TELL_EVERY_SECONDS", 0.1)
+    slow = Watchdog(deadline_seconds=math.inf, driver=("elsewhere", 1))
+    with closing(slow):
+        with slow.on():
+            time.sleep(2.5)
+        measured = slow.contention(is_last=True)
+    assert len(seen) >= 3
+    assert measured is not None
+    assert measured.stopped_seconds == 0
 
 
 DEADLINE_SECONDS = 8
@@ -196,6 +299,7 @@ run.close()
 """
 
 
+@pytest.mark.slow
 def test_files_that_take_longer_than_a_trial_may_are_waited_for_and_not_counted(
     commands: Any, tmp_path: Path
 ) -> None:

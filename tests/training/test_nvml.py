@@ -1,13 +1,14 @@
 """What disturbs a training's GPU and what limits it, of cards and drivers that a test makes up."""
 
 import os
+import platform
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from autotune.training.device import device_fault, gpu_facts
+from autotune.training.device import gpu_facts, look_at_gpus
 from tests.support.nvml import Driver, Gpu
 
 OWN, CHILD, OTHER = os.getpid(), 1_000_001, 1_000_002
@@ -23,20 +24,25 @@ def has_context(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def is_shared(own: list[int], started: list[int]) -> bool:
+    return any(look.is_shared for look in look_at_gpus(own, started))
+
+
 @pytest.mark.usefixtures("has_context")
 @pytest.mark.parametrize(
-    ("processes", "fault"),
+    ("processes", "shared"),
     [
-        ({OWN: 90, CHILD: 90}, None),
-        ({OWN: 0, CHILD: 90, OTHER: 9}, None),
-        ({OWN: 0, CHILD: 90, OTHER: 10}, "1 other process computed on its GPU"),
+        ({OWN: 90, CHILD: 90}, False),
+        ({OWN: 0, CHILD: 90, OTHER: 9}, False),
+        ({OWN: 0, CHILD: 90, OTHER: 10}, True),
     ],
 )
 def test_only_processes_outside_the_study_disturb_a_gpu(
-    processes: dict[int, int], fault: str | None, monkeypatch: Any
+    processes: dict[int, int], shared: bool, monkeypatch: Any
 ) -> None:
     Driver(monkeypatch, Gpu("b", {OTHER: 90}), Gpu("a", processes))
-    assert device_fault([OWN, CHILD], [CHILD]) == fault
+    assert is_shared([], [CHILD]) == shared
+    assert is_shared([CHILD], []) == shared
 
 
 @pytest.mark.usefixtures("has_context")
@@ -47,7 +53,7 @@ def test_a_rank_that_sees_the_gpus_of_all_looks_at_its_own(monkeypatch: pytest.M
     )
     monkeypatch.setenv("LOCAL_RANK", "1")
     Driver(monkeypatch, Gpu("a", {OWN: 90}), Gpu("b", {OWN: 90, OTHER: 90}))
-    assert device_fault([OWN], []) == "1 other process computed on its GPU"
+    assert is_shared([], [])
 
 
 def test_a_command_computes_in_a_process_of_its_own_and_no_context_is_made_to_see_that(
@@ -58,27 +64,38 @@ def test_a_command_computes_in_a_process_of_its_own_and_no_context_is_made_to_se
     )
     gpu = Gpu("a", {CHILD: 90})
     Driver(monkeypatch, Gpu("b", {OTHER: 90}), gpu)
-    assert device_fault([OWN, CHILD], [CHILD]) is None
+    assert not is_shared([], [CHILD])
     gpu.processes[OTHER] = 90
-    assert device_fault([OWN, CHILD], [CHILD]) == "1 other process computed on its GPU"
-    assert device_fault([OWN], []) is None, "nothing is trained on a GPU"
+    assert is_shared([], [CHILD])
+    assert not look_at_gpus([], []), "nothing is trained on a GPU"
     assert [limits["uuid"] for limits in gpu_facts([CHILD])["gpus"]] == ["GPU-a"]
 
 
 @pytest.mark.usefixtures("has_context")
 @pytest.mark.parametrize(
-    ("reasons", "fault"),
+    ("reasons", "causes"),
     [
-        (0x20, "its GPU was slowed down by heat"),
-        (0xC0, "its GPU was slowed down by heat and its power supply"),
-        (0x4, None),  # its usual power limit
+        (0x20, ["heat"]),
+        (0xC0, ["heat", "its power supply"]),
+        (0x4, []),  # its usual power limit
     ],
 )
-def test_lower_clocks_by_heat_or_power_supply_are_a_fault(
-    reasons: int, fault: str | None, monkeypatch: pytest.MonkeyPatch
+def test_brakes_are_lower_clocks_by_heat_or_power_supply(
+    reasons: int, causes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Driver(monkeypatch, Gpu("a", {OWN: 90}, reasons=reasons))
-    assert device_fault([OWN], []) == fault
+    [look] = look_at_gpus()
+    where = f"GPU-a of {platform.node()} is slowed down by"
+    assert look == (False, [f"{where} {cause}" for cause in causes], [])
+
+
+@pytest.mark.usefixtures("has_context")
+def test_a_gpu_that_failed_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> int:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(torch.cuda, "current_device", fails)
+    assert look_at_gpus() == []
 
 
 @pytest.mark.usefixtures("has_context")
@@ -88,7 +105,7 @@ def test_what_a_driver_does_not_tell_is_said(monkeypatch: pytest.MonkeyPatch) ->
         Gpu("a", {OTHER: 90}, milliwatts=500_000),
         missing=("nvmlDeviceGetCurrentClocksThrottleReasons",),
     )
-    assert device_fault([OWN], []) is None
+    assert not is_shared([], [])
     facts = gpu_facts([])
     assert facts["gpus"] == [
         {
@@ -108,7 +125,7 @@ def test_what_a_driver_does_not_tell_is_said(monkeypatch: pytest.MonkeyPatch) ->
         " there"
     )
     Driver(monkeypatch)
-    assert device_fault([OWN], []) is None
+    assert look_at_gpus() == []
     assert gpu_facts([]) == {
         "gpus": [],
         "warnings": ["what else uses the GPU cannot be told: NVML of GPU a: Driver Not Loaded"],
