@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Self
 
+from autotune.contention import MAX_RETAKEN_SECONDS
 from autotune.errors import last_exception
 from autotune.outcome import Outcome
 from autotune.redaction import without_secrets
@@ -309,6 +310,11 @@ class TrialResult:
     def last(self) -> Evaluation | None:
         """The last evaluation; None if the trial ended before its first one."""
         return self.evaluations[-1] if self.evaluations else None
+
+    @property
+    def is_worth_retaking(self) -> bool:
+        """Whether the trial is short enough to be trained again if contention spoiled its times."""
+        return self.last is None or self.last.warm_seconds < MAX_RETAKEN_SECONDS
 
     @property
     def metrics(self) -> dict[str, float]:

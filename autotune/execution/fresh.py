@@ -94,10 +94,11 @@ class FreshProcesses:
             if result.contention is None:
                 self._is_always_busy = False
                 return result
-            again = "it is taken again" if num_retakes < max_retakes else "it is kept, and marked"
+            is_kept = num_retakes == max_retakes or not result.is_worth_retaking
+            again = "it is kept, and marked" if is_kept else "it is taken again"
             logger.info("%s: %s; %s", task.name, result.contention, again)
-            if num_retakes == max_retakes:
-                self._is_always_busy |= max_retakes > 0  # repeating did not help
+            if is_kept:
+                self._is_always_busy |= num_retakes > 0  # repeating did not help
                 return result
             num_retakes += 1
             run = _Run(task, tracked, on_evaluation)

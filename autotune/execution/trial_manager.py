@@ -455,13 +455,14 @@ class TrialManager:
         why, name = result.contention, search_name(result.trial)
         if why is not None:
             may_retake = not self.is_over and self.done is None and self._num_in_vain < _MAX_IN_VAIN
+            may_retake = may_retake and result.is_worth_retaking
             is_retaken = may_retake and self.policy.retry(result.trial, most=self.max_retakes)
             again = "its configuration is tried again" if is_retaken else "it is kept, and marked"
             logger.info("%s: %s; %s", name, why, again)
             if is_retaken:
                 return replace(result, outcome=Outcome.CONTENDED, error=why)
         if result.outcome.is_timed:
-            self._num_in_vain = 0 if why is None else self._num_in_vain + 1
+            self._num_in_vain = 0 if why is None else self._num_in_vain + result.is_worth_retaking
         return None
 
 

@@ -15,13 +15,11 @@ from autotune.confirm.runs import compiled_anew
 from autotune.execution.fresh import FreshProcesses
 from autotune.execution.launcher import Launcher
 from autotune.execution.task import TrialTask
-from autotune.measurement import Evaluation
+from autotune.measurement import Evaluation, TrialResult
+from autotune.outcome import Outcome
 from tests.support.patience import is_alive, wait_until
-from tests.support.records import make_trial_task
+from tests.support.records import make_evaluation, make_result, make_trial_task
 from tests.support.tracked import make_run
-
-pytestmark = pytest.mark.slow
-
 
 _TRAININGS = """
 import os, pathlib, time
@@ -54,6 +52,7 @@ def make_task(trial_config: Callable[..., TrialConfig], tmp_path: Path) -> MakeT
     return make
 
 
+@pytest.mark.slow
 def test_the_first_compiled_run_of_a_comparison_compiles_and_later_ones_are_charged_it(
     make_task: MakeTask, tmp_path: Path
 ) -> None:
@@ -79,6 +78,7 @@ def test_the_first_compiled_run_of_a_comparison_compiles_and_later_ones_are_char
     assert not (tmp_path / "compiled").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [False, True])
 def test_an_interrupt_ends_the_run_that_is_under_way(
     cluster: Any, make_task: MakeTask, tmp_path: Path, own: bool
@@ -97,3 +97,22 @@ def test_an_interrupt_ends_the_run_that_is_under_way(
         waiting.join()
         wait_until(lambda: not is_alive(int((tmp_path / "trains").read_text())))
         assert processes.train(make_task(how="works"), TRACKED) is None, "none begins after that"
+
+
+@pytest.mark.parametrize(("train_seconds", "num_runs"), [(2.0, [3, 1]), (7200.0, [1, 1, 1])])
+def test_a_run_whose_times_are_spoilt_is_made_again_if_it_is_short(
+    make_task: MakeTask, train_seconds: float, num_runs: list[int]
+) -> None:
+    class Spoilt(FreshProcesses):
+        def _train_once(self, *_: Any) -> tuple[TrialResult, bool]:
+            made.append(train_seconds)
+            last = make_evaluation(train_seconds)
+            return make_result(0, Outcome.REACHED, last, contention="it waited"), False
+
+    processes = Spoilt(interrupt=threading.Event())
+    for expected in num_runs:
+        made: list[float] = []
+        result = processes.train(make_task(), TRACKED)
+        assert result is not None
+        assert result.contention == "it waited"
+        assert len(made) == expected, "after three in vain, the machine is always that busy"

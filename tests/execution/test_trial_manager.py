@@ -222,6 +222,24 @@ def test_a_trial_whose_times_are_spoilt_is_taken_again_at_most_twice_and_marked(
     assert trials.policy.num_trials_left == 19
 
 
+def test_a_trial_of_two_hours_whose_times_are_spoilt_is_marked_and_not_taken_again(
+    make_trials: MakeTrials,
+) -> None:
+    trials, policy = make_trials()
+    heard = Heard()
+    trials.listeners = (heard,)
+    spoilt = replace(_HOGGED, seconds=7200.0, waited_seconds=0.0, shared_seconds=2160.0)
+    ended = make_evaluation(7200.0, metric=0.95, outcome=Outcome.REACHED)
+    for key in "abcd":
+        begin(trials, key)
+        trials.reported(key, report(Outcome.REACHED, evaluation=ended, contention=spoilt))
+    assert not heard.withdrawn
+    assert [result.contention for result in policy.results.values()] == [spoilt.reason] * 4
+    begin(trials, "e")
+    trials.reported("e", report(Outcome.REACHED, contention=_HOGGED))
+    assert heard.withdrawn, "a short one is taken again: for none of them that was in vain"
+
+
 def test_contention_of_a_paused_trial_counts_from_its_beginning(make_trials: MakeTrials) -> None:
     trials, policy = make_trials(max_retakes=0)
     begin(trials, "a")
