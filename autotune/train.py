@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -50,7 +51,13 @@ def train_command(arguments: Sequence[str]) -> int:
     composed = composer.compose()
     config, location = composed.trial, composed.config.checkpoint.folder
 
-    from autotune.training import capabilities, device, run, sources  # noqa: PLC0415  # torch
+    from autotune.training import (  # noqa: PLC0415  # torch
+        capabilities,
+        device,
+        main_thread,
+        run,
+        sources,
+    )
 
     _print_log()
     machine = device.local_capabilities()
@@ -75,7 +82,9 @@ def train_command(arguments: Sequence[str]) -> int:
             num_gpus=machine.num_gpus,
         )
     )
-    last, outcome, test_metric = _follow(training, config.target.metric, device.is_out_of_memory)
+    follow = partial(_follow, training, config.target.metric, device.is_out_of_memory)
+    is_function = config.training is not None
+    last, outcome, test_metric = main_thread.MainThread().run(follow) if is_function else follow()
     print(f"outcome {outcome}: {config.target}")
     if last is not None:
         early = last.reused_build_seconds

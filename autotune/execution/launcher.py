@@ -18,6 +18,7 @@ import ctypes
 import errno
 import json
 import logging
+import math
 import multiprocessing
 import os
 import pkgutil
@@ -28,7 +29,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection
 from multiprocessing.process import BaseProcess
@@ -61,6 +65,8 @@ itself or through others."""
 _END_SECONDS = 10.0
 """Seconds that a process may take to end after its connection was closed, or a launcher to end its
 processes; then it is killed."""
+_CLEAN_UP_SECONDS = 5.0
+"""Seconds of these in which a training function may clean up."""
 _MAIN = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[3])
@@ -316,6 +322,8 @@ class _Child:
     """A file descriptor that becomes readable when the process has ended."""
     num_killed: int = field(default_factory=num_killed_for_memory)
     """Number of processes that the kernel had killed for memory before this one was started."""
+    ends_by: float = math.inf
+    """When the process is killed if it has not ended, on the monotonic clock."""
 
 
 class _Children:
@@ -335,18 +343,45 @@ class _Children:
         """Start processes and clean up after them, until the owner is gone."""
         try:
             while True:
-                for fd, _ in self._poll.poll():
-                    if fd == self._owner.fileno():
-                        self._owner.recv()  # EOFError: it is gone
-                    if fd == self._listener.fileno():
-                        self._start()
-                    elif (child := self._children.get(fd)) is not None:
-                        self._end(child, is_gone=fd == child.gone)
+                self._wait()
         except (EOFError, OSError):
             pass  # the owner is gone
         finally:
+            for fd in (self._owner.fileno(), self._listener.fileno()):
+                self._poll.unregister(fd)
             for child in set(self._children.values()):
+                with (
+                    contextlib.suppress(OSError),
+                    socket.socket(fileno=os.dup(child.connection.fileno())) as half,
+                ):
+                    half.shutdown(socket.SHUT_RD)  # which the child sees
+                self._let_end(child)
+            while self._children:
+                self._wait()
+
+    def _wait(self) -> None:
+        """Wait for what happens next, and act on it."""
+        left = min((child.ends_by for child in self._children.values()), default=math.inf)
+        left -= time.monotonic()
+        for fd, _ in self._poll.poll(max(0.0, 1000.0 * left) if math.isfinite(left) else None):
+            if fd == self._owner.fileno():
+                self._owner.recv()  # EOFError: it is gone
+            if fd == self._listener.fileno():
+                self._start()
+            elif (child := self._children.get(fd)) is not None:
+                self._end(child, is_gone=fd == child.gone)
+        for child in set(self._children.values()):
+            if time.monotonic() >= child.ends_by:
+                child.ends_by = math.inf
                 _kill(child.process)
+
+    def _let_end(self, child: _Child) -> None:
+        """Let a child end by itself, which is told that its connection is closed; it is killed if
+        that takes too long.
+        """
+        child.ends_by = min(child.ends_by, time.monotonic() + _CLEAN_UP_SECONDS)
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(child.connection.fileno())
 
     def _start(self) -> None:
         others: list[Connection | socket.socket] = []
@@ -368,13 +403,13 @@ class _Children:
         self._poll.register(gone, select.POLLIN)
 
     def _end(self, child: _Child, *, is_gone: bool) -> None:
-        """Clean up after a child that has ended, or kill one whose client has closed the
+        """Clean up after a child that has ended, or let one end whose client has closed the
         connection.
         """
-        _kill(child.process)  # and the processes that it has started
         if not is_gone:
-            self._poll.unregister(child.connection.fileno())
+            self._let_end(child)
             return
+        _kill(child.process)  # the processes that it has started
         child.process.join()
         is_for_memory = (
             child.process.exitcode == -signal.SIGKILL and num_killed_for_memory() > child.num_killed
@@ -396,8 +431,9 @@ class _Children:
 def _serve_requests(
     connection: Connection, others: Sequence[Connection | socket.socket], parent: int
 ) -> None:
-    """Carry out the requests on a connection, in the process that was started for it: one training
-    after another, as its first rank (``begin``) or another one (``follow``), or calls of functions.
+    """Carry out the requests on a connection, in the process that was started for it, until it is
+    closed: one training after another, as its first rank (``begin``) or another one (``follow``),
+    or calls of functions.
     """
     _lead_a_group(0)
     _die_with(parent)
@@ -408,21 +444,54 @@ def _serve_requests(
         usual_blas_threads()
         # imports torch
         from autotune.execution.task_run import TaskRun, follow_task  # noqa: PLC0415
+        from autotune.training.main_thread import MainThread  # noqa: PLC0415
 
-        run: TaskRun | None = None
-        functions: dict[str, Callable[..., Any]] = {"call": call_by_name, "follow": follow_task}
-        while True:
-            method, *arguments = connection.recv()
-            answer: Any
-            try:
-                if method == "begin":
-                    run = TaskRun(*arguments)
-                    answer = run.port
-                else:
-                    answer = (functions.get(method) or getattr(run, method))(*arguments)
-            except Exception as error:  # noqa: BLE001  # raised again by TrainingProcess.receive
-                answer = error
-            connection.send(answer)
+        main_thread = MainThread()
+        once_closed = threading.Thread(
+            target=_once_closed, args=(connection, main_thread.end), name="closed", daemon=True
+        )
+        once_closed.start()
+        functions = {"begin": TaskRun, "call": call_by_name, "follow": follow_task}
+        main_thread.run(_answer_requests, connection, main_thread.start, functions)
+
+
+def _answer_requests(
+    connection: Connection,
+    start: Callable[..., "Future[Any]"],
+    functions: Mapping[str, Callable[..., Any]],
+) -> None:
+    """Answer the requests on a connection.
+
+    Args:
+        start: starts a call in the main thread, where all is trained.
+        functions: what is called by the name of a request, or makes the object whose methods are.
+    """
+    run: Any = None
+    has_main_thread = True
+    while True:
+        method, *arguments = connection.recv()
+        answer: Any
+        try:
+            if method == "begin":
+                # else a user's function has it, from the first report to the last
+                has_main_thread = arguments[0].config.training is None
+                run = functions[method](*arguments)
+                answer = run.port
+            elif (function := functions.get(method)) is None and not has_main_thread:
+                answer = getattr(run, method)(*arguments)
+            else:
+                answer = start(function or getattr(run, method), *arguments).result()
+        except Exception as error:  # noqa: BLE001  # raised again by TrainingProcess.receive
+            answer = error
+        connection.send(answer)
+
+
+def _once_closed(connection: Connection, act: Callable[[], None]) -> None:
+    """Act once the other end of a connection is closed."""
+    poll = select.poll()
+    poll.register(connection.fileno(), _CLOSED)
+    poll.poll()
+    act()
 
 
 def _die_with(parent: int) -> None:

@@ -15,6 +15,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -272,8 +273,9 @@ class ProcessGroup:
         return TrainingProcess(self._address, rank_environment(task, rank, self._devices))
 
     def _end_processes(self) -> None:
-        while self._processes:
-            self._processes.pop().close()
+        with ThreadPoolExecutor() as threads:  # each may clean up
+            list(threads.map(lambda process: process.close(), self._processes))
+        self._processes.clear()
 
 
 def rank_environment(

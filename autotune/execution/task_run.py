@@ -378,7 +378,8 @@ def _prepare_process(task: TrialTask) -> None:
     """
     # only root may lower a niceness; the fingerprint has the actual one
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, task.niceness)
+        # of the main thread, which trains
+        os.setpriority(os.PRIO_PROCESS, os.getpid(), task.niceness)
     if Path(task.working_folder).is_dir():
         os.chdir(task.working_folder)
     sys.path.extend(folder for folder in task.code_folders if folder not in sys.path)

@@ -95,7 +95,7 @@ def fingerprint(
         **(gpu_facts(started) if is_gpu else {}),
         "num_threads": config.runtime.num_threads or num_threads,
         "num_cpus": os.cpu_count(),
-        "niceness": os.getpriority(os.PRIO_PROCESS, 0),
+        "niceness": os.getpriority(os.PRIO_PROCESS, os.getpid()),
         "host": platform.node(),
         "data_checksum": load_data(config).checksum if config.training is None else None,
         "versions": versions(),

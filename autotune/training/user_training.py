@@ -21,11 +21,9 @@ import importlib.machinery
 import inspect
 import math
 import os
-import queue
 import sys
 import sysconfig
 import threading
-import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -58,7 +56,8 @@ from autotune.training.device import (
 )
 from autotune.training.energy import energy_meter
 from autotune.training.loop import measured_times
-from autotune.training.parallel.reports import FollowingRank, LeadingRank, TrainingEnded
+from autotune.training.main_thread import TrainingEnded, endable, in_main_thread, reported_by
+from autotune.training.parallel.reports import FollowingRank, LeadingRank
 from autotune.training.states import TrainingStates
 
 _OFFERED = ("config", "seed", "device", "devices", "clock", "checkpoint", "process_group")
@@ -140,7 +139,7 @@ def train_function(
     leader = leader or LeadingRank(None, 1)
     # before anything asks for a GPU: CUDA's start and context are paid once per process
     clock.enter(Phase.BUILD)
-    device = _set_up(config, clock, num_threads)
+    device = in_main_thread(_set_up, config, clock, num_threads)
     folder, state = states.restore(config, clock) or (None, None)
     leader.tell_state(folder)
     previous = states.curve.last
@@ -151,7 +150,8 @@ def train_function(
     elif previous is not None and previous.outcome is not None:
         yield previous
         return
-    reports = _UserFunction(config, device, clock, checkpoint, leader.mean).reports()
+    made = in_main_thread(_UserFunction, config, device, clock, checkpoint, leader.mean)
+    reports = reported_by(made.call)
     try:
         # the other ranks are told first: this one's end may need them
         with contextlib.closing(reports), contextlib.ExitStack() as stack:
@@ -214,8 +214,7 @@ def follow_function(
     state = None if folder is None else read_state(folder)
     checkpoint = TrainingCheckpoint(device, state, folder, lambda: None, follower.rank)
 
-    def report(*metric: Any, **values: Any) -> None:
-        reported = as_reported(metric, values)
+    def take(reported: Mapping[str, Any]) -> None:
         for name, value in reported.items():
             number = _number(config, name, value)
             if name in ("metric", "loss", config.target.metric) and not math.isfinite(number):
@@ -223,13 +222,8 @@ def follow_function(
         follower.report(checkpoint.write_part, checkpoint.weights)
         checkpoint.expire()
 
-    function = _UserFunction(config, device, clock, checkpoint, follower.shared)
     try:
-        if function.is_generator:
-            for values in function.evaluations():
-                report(values)
-        else:
-            function.call(report)
+        _UserFunction(config, device, clock, checkpoint, follower.shared).call(take)
         follower.end()
     except TrainingEnded:
         pass
@@ -355,34 +349,31 @@ class _UserFunction:
         }
         self._arguments = accepted_arguments(self._function, offered)
         self._device = device
-        self.is_generator = inspect.isgeneratorfunction(inspect.unwrap(self._function.func))
-        """Whether it yields its evaluations."""
 
-    def reports(self) -> Generator[Mapping[str, Any], None, None]:
-        """Yield what the function reports or yields; it stands still until the next is asked
-        for.
+    def call(self, take: Callable[[Any], None]) -> None:
+        """Call the function in this thread; ``take`` gets each evaluation that it reports or
+        yields, and returns when the training is to continue.
         """
-        return self.evaluations() if self.is_generator else _reports_of_function(self.call)
 
-    def call(self, report: Callable[..., None]) -> None:
-        """Call a function that reports."""
+        def report(*metric: Any, **values: Any) -> None:
+            """Report one evaluation; returns when the training is to continue."""
+            if is_generator:
+                raise ConfigError(
+                    f"training: {_name(self._config)} yields its evaluations, so it cannot call"
+                    " report, too"
+                )
+            take(as_reported(metric, values))
+
+        is_generator = inspect.isgeneratorfunction(inspect.unwrap(self._function.func))
+        offered = accepted_arguments(self._function, {"report": report})
         if self._device.index is not None:  # of this thread
             torch.cuda.set_device(self._device)
-        offered = accepted_arguments(self._function, {"report": report})
-        with self._active(report), self._joined() as arguments:
-            self._function(**arguments, **offered)
-
-    def evaluations(self) -> Generator[Mapping[str, Any], None, None]:
-        """Yield what a generator function yields."""
-
-        def refused(*_: Any, **__: Any) -> None:
-            raise ConfigError(
-                f"training: {_name(self._config)} yields its evaluations, so it cannot call report,"
-                " too"
-            )
-
-        with self._active(refused), self._joined() as arguments:
-            yield from self._function(**arguments)
+        with self._active(report), self._joined() as arguments, endable():
+            result = self._function(**arguments, **offered)
+            if is_generator:
+                with contextlib.closing(result):
+                    for evaluation in result:
+                        take(evaluation)
 
     @contextlib.contextmanager
     def _joined(self) -> Iterator[dict[str, Any]]:
@@ -500,59 +491,6 @@ class _TimedImports(importlib.abc.MetaPathFinder):
                 yield
             finally:
                 self._clock.enter(phase)
-
-
-def _reports_of_function(
-    function: Callable[[Callable[..., None]], Any],
-) -> Generator[Mapping[str, Any], None, None]:
-    """Yield what a function reports.
-
-    The function runs in a thread that waits inside ``report`` until the next report is requested.
-    """
-    reported: queue.SimpleQueue[Mapping[str, Any] | BaseException | None] = queue.SimpleQueue()
-    requests: queue.SimpleQueue[None] = queue.SimpleQueue()
-    ended = threading.Event()
-
-    def report(*metric: Any, **values: Any) -> None:
-        """Report one evaluation; returns when the training is to continue."""
-        if not ended.is_set():
-            reported.put(as_reported(metric, values))
-            requests.get()
-        if ended.is_set():  # raised again if the function catches the first one and reports again
-            raise TrainingEnded
-
-    def run() -> None:
-        requests.get()
-        if ended.is_set():
-            return
-        raised, process = None, os.getpid()
-        try:
-            function(report)
-        except TrainingEnded:
-            pass
-        except BaseException as error:  # noqa: BLE001  # the generator raises it again
-            raised = error
-        if os.getpid() != process:  # a copy of this one, which the function has forked
-            if raised is not None:
-                traceback.print_exception(raised)
-            os._exit(raised is not None)
-        reported.put(raised)
-
-    thread = threading.Thread(target=run, name="training", daemon=True)
-    thread.start()
-    try:
-        while True:
-            requests.put(None)
-            values = reported.get()
-            if values is None:
-                return
-            if isinstance(values, BaseException):
-                raise values
-            yield values
-    finally:
-        ended.set()
-        requests.put(None)
-        thread.join(timeout=60.0)  # while it cleans up
 
 
 def _evaluation(

@@ -64,6 +64,63 @@ def hangs_in_c():
 def works():
     yield {"metric": 1.0}
 
+def handles_signals(report):
+    sent = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+    found = []
+    for number in sent:
+        signal.signal(number, lambda number, frame: found.append(number))
+        os.kill(os.getpid(), number)
+    report(len(found) / 3)
+
+def handles_signals_and_yields():
+    handles_signals(lambda metric: None)
+    yield {"metric": 1.0}
+
+def lightning_handles_signals(report):
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.demos.boring_classes import BoringModel
+    from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+    class Told(BoringModel):
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer = Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+    )
+    try:
+        trainer.fit(Told())
+    except SIGTERMException:
+        report(1.0)
+
+def sleeps():
+    try:
+        note("trains" + os.environ.get("RANK", ""), os.getpid())
+        time.sleep(1000)
+    finally:
+        note("cleaned" + os.environ.get("RANK", ""), os.getpid())
+
+def sleeps_and_yields():
+    yield {"metric": 0.1}
+    sleeps()
+
+def stands_still(report):
+    try:
+        report(0.1)
+    finally:
+        note("cleaned", os.getpid())
+
+def catches_what_ends_it():
+    while True:
+        try:
+            sleeps()
+        except BaseException:
+            pass
+
 def forks():
     child = os.fork()
     if child == 0:
@@ -177,6 +234,53 @@ def test_what_ended_a_process_is_said_and_the_next_one_trains(
     assert (last.outcome, last.is_tried_twice) == (outcome, False)
     [report] = reports_of(group, make_task(how="works"))
     assert report.outcome is Outcome.REACHED
+
+
+@pytest.mark.parametrize(
+    "how", ["handles_signals", "handles_signals_and_yields", "lightning_handles_signals"]
+)
+def test_a_function_runs_in_the_main_thread_where_it_may_handle_signals(
+    group: ProcessGroup, make_task: Any, how: str
+) -> None:
+    last = reports_of(group, make_task(how=how))[-1]
+    assert last.outcome is Outcome.REACHED, last.error
+
+
+@pytest.mark.parametrize(
+    ("how", "num_ranks"), [("sleeps", 1), ("sleeps_and_yields", 1), ("sleeps", 2)]
+)
+def test_a_function_cleans_up_where_it_is_ended_within_a_long_step(
+    launcher: Launcher,
+    group: ProcessGroup,
+    make_task: Any,
+    tmp_path: Path,
+    how: str,
+    num_ranks: int,
+) -> None:
+    names = [""] if num_ranks == 1 else ["0", "1"]
+    task = make_task(f"parallelism.num_workers={num_ranks}", how=how)
+    began = [tmp_path / f"trains{name}" for name in names]
+    list(group.train(task, lambda: all(path.is_file() for path in began)))
+    for name, path in zip(names, began, strict=True):
+        assert (tmp_path / f"cleaned{name}").read_text() == path.read_text()
+    assert _children_of(launcher) == []
+
+
+def test_a_function_cleans_up_where_its_worker_ends_between_two_reports(
+    group: ProcessGroup, make_task: Any, tmp_path: Path
+) -> None:
+    group.begin(make_task(how="stands_still"))
+    assert group.next_report() is not None
+    group._end_processes()
+    assert (tmp_path / "cleaned").is_file()
+
+
+def test_a_function_that_does_not_end_is_killed(
+    launcher: Launcher, group: ProcessGroup, make_task: Any, tmp_path: Path
+) -> None:
+    list(group.train(make_task(how="catches_what_ends_it"), (tmp_path / "trains").is_file))
+    assert (tmp_path / "cleaned").is_file()
+    assert _children_of(launcher) == []
 
 
 @pytest.mark.parametrize("how", ["forks", "forks_by_multiprocessing", "loads_data"])
@@ -394,11 +498,12 @@ def short_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.parametrize("how", ["hangs", "sleeps"])
 def test_nothing_is_left_of_a_training_whose_owner_was_killed(
-    make_task: Any, tmp_path: Path, short_folder: Path
+    make_task: Any, tmp_path: Path, short_folder: Path, how: str
 ) -> None:
     temporary = short_folder
-    (tmp_path / "task").write_bytes(pickle.dumps(make_task(how="hangs")))
+    (tmp_path / "task").write_bytes(pickle.dumps(make_task(how=how)))
     with (tmp_path / "task").open("rb") as task:
         environment = {**os.environ, "TMPDIR": str(temporary)}
         owner = subprocess.Popen(
@@ -414,8 +519,10 @@ def test_nothing_is_left_of_a_training_whose_owner_was_killed(
     owner.send_signal(signal.SIGKILL)
     owner.wait()
     wait_until(lambda: _are_gone(tmp_path) and not any(temporary.glob("autotune-*")))
+    assert (tmp_path / "cleaned").is_file() == (how == "sleeps")
 
 
 def _are_gone(folder: Path) -> bool:
     """Whether the training's process is, and the one that it started."""
-    return not any(is_alive(int((folder / name).read_text())) for name in ("trains", "helper"))
+    noted = [folder / name for name in ("trains", "helper")]
+    return not any(is_alive(int(path.read_text())) for path in noted if path.is_file())

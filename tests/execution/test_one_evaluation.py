@@ -28,27 +28,25 @@ from tests.support.records import make_trial_task
 MAP = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 
 _TRAINING = """
-import json, os, pathlib, sys
+import json, os, pathlib, sys, threading
 from tests.execution.test_one_evaluation import callers
 
 def train(folder):
-    pathlib.Path(folder, "calls").write_text(json.dumps([os.getpid(), callers(sys._getframe())]))
+    [asks] = [thread.ident for thread in threading.enumerate() if thread.name == "serve"]
+    names = callers(sys._current_frames()[asks])
+    pathlib.Path(folder, "calls").write_text(json.dumps([os.getpid(), names]))
     yield {"metric": 0.1}
     yield {"metric": 0.1}
 """
 
 
 def callers(frame: FrameType | None) -> list[str]:
-    """The functions of autotune's engine that have called a function, the nearest one first, up
-    to the one with which a process begins.
-    """
+    """The functions of autotune's engine that have called a function, the nearest one first."""
     names = []
     while frame is not None:
         place = frame.f_code.co_filename.rpartition("/autotune/")[2]
         if place.startswith("execution/"):
             names.append(f"{place}: {frame.f_code.co_qualname}")
-        if frame.f_code.co_name == "_serve_requests":
-            break
         frame = frame.f_back
     return names
 

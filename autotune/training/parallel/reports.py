@@ -17,6 +17,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing 
 
 from autotune.errors import ConfigError, DataError
 from autotune.session import as_number
+from autotune.training.main_thread import TrainingEnded
 
 _GO_ON, _END, _GATHER = "go on", "end", "gather"
 _STATE = "autotune/state"
@@ -26,10 +27,6 @@ mean."""
 _ARRIVE_SECONDS = 5.0
 """Seconds within which the other ranks make their first report after the first rank's, or are
 known to make none."""
-
-
-class TrainingEnded(BaseException):
-    """Raised inside a training function to end it; user code must not catch it."""
 
 
 class LeadingRank:
