@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Protocol
 
+from autotune.errors import DataError
 from autotune.execution.launcher import Launcher, ProcessExited, TrainingProcess
 from autotune.execution.task import RankPlace, TrialTask, WorkerReport, report_of_end
 from autotune.outcome import Outcome
@@ -193,10 +194,16 @@ class ProcessGroup:
         from.
 
         Raises:
-            DataError: the state cannot be written.
+            DataError: the state cannot be written, or a rank has failed meanwhile.
         """
-        self._processes[0].send("keep")
-        self._processes[0].receive()
+        first = self._processes[0]
+        first.send("keep")
+        while not first.poll(POLL_SECONDS):
+            failure = self._first_failure(0.0)
+            if failure is not None and not first.poll(_EXPLAIN_SECONDS):
+                self._end_processes()  # nothing else ends the first rank, which waits for the other
+                raise DataError(f"checkpoint: cannot be written: {failure.error}")
+        first.receive()
 
     def end(self) -> None:
         """End the training where it stands, in all ranks; if one does not end, all are killed."""

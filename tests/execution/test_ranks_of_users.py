@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from autotune.config.schema import COMMAND, TrialConfig
+from autotune.errors import DataError
 from autotune.execution.launcher import Launcher
 from autotune.execution.process_group import ProcessGroup
 from autotune.execution.task import TrialTask, WorkerReport
@@ -184,7 +185,7 @@ def test_a_command_that_leaves_devices_idle_is_told(
         pytest.param(
             "leave", Outcome.TIMED_OUT, "rank 1 has returned; not ended at its deadline", marks=SLOW
         ),
-        ("return", Outcome.INVALID, "autotune.report: reduce='mean': rank 1 reports no"),
+        ("return", Outcome.INVALID, "autotune.report: reduce='mean': rank 1 has returned; each"),
         ("no mean", Outcome.INVALID, "autotune.report: reduce='mean': rank 1 reports no"),
         ("worker", Outcome.INVALID, "autotune: was called in process"),
     ],
@@ -203,6 +204,17 @@ def test_a_mistake_on_the_second_rank_is_told(
     ].error
     if outcome is Outcome.INVALID:
         assert (reports[-1].error or "").startswith(told)
+
+
+def test_a_rank_that_is_killed_while_a_state_is_written_is_told(
+    group: ProcessGroup, make_task: Callable[..., TrialTask], tmp_path: Path
+) -> None:
+    group.begin(make_task("killed_while_saving", state_folder=str(tmp_path / "state")))
+    first = group.next_report()
+    assert first is not None
+    assert first.can_pause
+    with pytest.raises(DataError, match=r"cannot be written: rank 1: the worker died: .* SIGKILL"):
+        group.keep()
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -116,6 +117,18 @@ def alike_but(seed: int, epochs: int = 4, fault: str | None = None) -> None:
         if epoch == 3 and fault == "leave":
             time.sleep(600)  # as in a collective that the second rank does not call
         autotune.report(epoch / 10, epoch=epoch, reduce=reduce)
+
+
+def killed_while_saving(seed: int, epochs: int = 4, fault: str | None = None) -> None:
+    """The second rank is killed as soon as it is to write its part of the state."""
+
+    def write(folder: Path) -> None:
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    for epoch in range(1, epochs + 1):
+        autotune.checkpoint().save({"epoch": epoch}, write_files=write)
+        autotune.report(epoch / 10, epoch=epoch)
 
 
 def writing(seed: int, epochs: int = 1, fault: str | None = None) -> None:

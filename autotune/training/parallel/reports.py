@@ -3,30 +3,36 @@ are told.
 
 The ranks meet at the first one's store. Each rank may report; the first one's reports count, and
 its n-th decision is that of every rank's n-th report. A rank that never reports is not waited for.
+
+A rank waits for another one as long as both live: whoever started them ends all where one has
+failed, and at the trial's deadline.
 """
 
 import contextlib
 import json
+import math
 import statistics
+import time
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in torch's stubs
 
-from autotune.errors import ConfigError, DataError
+from autotune.errors import ConfigError, DataError, TimedOutError
 from autotune.session import as_number
 from autotune.training.main_thread import TrainingEnded
 
 _GO_ON, _END, _GATHER = "go on", "end", "gather"
 _STATE = "autotune/state"
-_KEEP_SECONDS = 300.0
-"""Seconds that the other ranks may take to write their part of a state, or to give their part of a
-mean."""
 _ARRIVE_SECONDS = 5.0
 """Seconds within which the other ranks make their first report after the first rank's, or are
-known to make none."""
+known to make none; later ones may take as long as the longest interval between two reports."""
+_MEAN_INTERVALS, _MIN_MEAN_SECONDS = 10.0, 300.0
+"""Time that the other ranks may take to give their part of a mean: longest intervals between two
+reports so far, and at least so many seconds."""
+_MAX_POLL_SECONDS = 0.1
+"""Longest time between two looks for what another rank says."""
 
 
 class LeadingRank:
@@ -39,6 +45,10 @@ class LeadingRank:
     def __init__(self, store: TCPStore | None, size: int) -> None:
         self._store, self._size = store, size
         self._num_reports = self._num_decisions = 0
+        self._reported_at = time.monotonic()
+        """When this rank has made its last report, or began."""
+        self._longest_seconds = 0.0
+        """Longest interval between two reports."""
 
     def tell_state(self, folder: Path | None) -> None:
         """Tell the other ranks the folder of the state that the training continues from."""
@@ -50,25 +60,41 @@ class LeadingRank:
 
         Raises:
             ConfigError: a rank gives nothing for it.
+            TimedOutError: a rank does not report in time.
         """
+        self._note_interval()
         of_ranks = [{name: as_number(name, value) for name, value in values.items()}]
         for rank in range(1, self._size):
             of_ranks.append(self._shared_by(rank))
             if missing := sorted(values.keys() - of_ranks[-1].keys()):
+                found = "has returned" if self._has_ended(rank) else f"reports no {missing[0]}"
                 raise ConfigError(
-                    f"autotune.report: reduce='mean': rank {rank} reports no {missing[0]}; each"
-                    " process must call report with reduce='mean', as often, with the same names"
+                    f"autotune.report: reduce='mean': rank {rank} {found}; {_EACH_REPORTS}"
                 )
         return {name: statistics.fmean(each[name] for each in of_ranks) for name in values}
 
     def _shared_by(self, rank: int) -> dict[str, float]:
         """What another rank gives for the mean; nothing where it does not call this."""
         key = f"value/{self._num_reports + 1}/{rank}"
-        assert self._store is not None, "there are other ranks"
-        with contextlib.suppress(RuntimeError):
-            self._store.wait([key], timedelta(seconds=_KEEP_SECONDS))
+        seconds = max(_MIN_MEAN_SECONDS, _MEAN_INTERVALS * self._longest_seconds)
+        if self._arrives(key, rank, seconds):
             return dict(json.loads(self._get(key)))
-        return {}
+        if self._has_ended(rank):
+            return {}
+        raise TimedOutError(
+            f"autotune.report: reduce='mean': rank {rank} did not report within {seconds:.0f} s;"
+            f" {_EACH_REPORTS}"
+        )
+
+    def _arrives(self, key: str, rank: int, seconds: float) -> bool:
+        """Whether another rank says something within so many seconds, and before it returns."""
+        assert self._store is not None, "there are other ranks"
+        return _waited(self._store, key, seconds, lambda: self._has_ended(rank))
+
+    def _has_ended(self, rank: int) -> bool:
+        """Whether the function has returned on another rank."""
+        assert self._store is not None, "there are other ranks"
+        return bool(self._store.check([f"ended/{rank}"]))
 
     def _get(self, key: str) -> bytes:
         assert self._store is not None, "there are other ranks"
@@ -77,10 +103,16 @@ class LeadingRank:
     def reported(self) -> None:
         """Note that this rank has made one more report, on which no decision was taken yet."""
         self._num_reports += 1
+        self._note_interval()
+
+    def _note_interval(self) -> None:
+        seconds = time.monotonic() - self._reported_at
+        self._longest_seconds = max(self._longest_seconds, seconds)
 
     def go_on(self) -> None:
         """Tell the other ranks that the training goes on."""
         self._decide(_GO_ON)
+        self._reported_at = time.monotonic()
 
     def end(self) -> None:
         """Tell the other ranks that the training ends."""
@@ -107,7 +139,8 @@ class LeadingRank:
 
     def together(self, request: str, act: Callable[[], None]) -> None:
         """Act while the other ranks that report do what they are asked for: the name of a folder,
-        to write their part of the training's state into it, or to gather weights.
+        to write their part of the training's state into it, or to gather weights, however long
+        that takes.
 
         Raises:
             DataError: a rank could not.
@@ -119,7 +152,7 @@ class LeadingRank:
         for rank in reporters:
             assert self._store is not None, "there are other ranks"
             key = f"kept/{number}/{rank}"
-            self._store.wait([key], timedelta(seconds=_KEEP_SECONDS))
+            _waited(self._store, key)
             if (error := self._get(key).decode()) != "":
                 raise DataError(error)
 
@@ -130,8 +163,8 @@ class LeadingRank:
             key = f"report/{self._num_reports}/{rank}"
             assert self._store is not None, "there are other ranks"
             is_known = self._num_reports == 1 or self._store.check([f"report/1/{rank}"])
-            with contextlib.suppress(RuntimeError):  # it does not report
-                self._store.wait([key], timedelta(seconds=_ARRIVE_SECONDS if is_known else 0.01))
+            longest = 0.0 if self._num_reports == 1 else self._longest_seconds
+            if self._arrives(key, rank, max(_ARRIVE_SECONDS, longest) if is_known else 0.0):
                 found.append(rank)
         return found
 
@@ -170,14 +203,16 @@ class FollowingRank:
 
     def end(self) -> None:
         """Note that this rank makes no further report, for which the first one may wait."""
-        self._share({})
+        with contextlib.suppress(RuntimeError):  # the first rank is gone
+            self._store.set(f"ended/{self.rank}", "")
 
     def _share(self, numbers: Mapping[str, float]) -> None:
         with contextlib.suppress(RuntimeError):  # the first rank is gone
             self._store.set(f"value/{self._num_reports + 1}/{self.rank}", json.dumps(numbers))
 
     def report(self, keep: Callable[[Path], object], gather: Callable[[], object]) -> None:
-        """Wait for the decision on the first rank's report of the same number.
+        """Wait for the decision on the first rank's report of the same number, however long that
+        rank takes.
 
         Args:
             keep: writes this rank's part of the training's state into a folder.
@@ -193,7 +228,9 @@ class FollowingRank:
         self._store.set(f"report/{self._num_reports}/{self.rank}", "")
         while True:
             self._num_decisions += 1
-            decision = self._store.get(f"decision/{self._num_decisions}").decode()
+            key = f"decision/{self._num_decisions}"
+            _waited(self._store, key)
+            decision = self._store.get(key).decode()
             if decision == _GO_ON:
                 return
             if decision == _END:
@@ -204,3 +241,30 @@ class FollowingRank:
             except Exception as failure:  # noqa: BLE001  # the first rank raises it
                 error = f"rank {self.rank}: {' '.join(str(failure).split())}"
             self._store.set(f"kept/{self._num_decisions}/{self.rank}", error)
+
+
+def _waited(
+    store: TCPStore,
+    key: str,
+    seconds: float = math.inf,
+    is_over: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Wait until a key is in a store; return whether it came within so many seconds, and before
+    something was over.
+
+    The store's own ``wait`` lets no signal be handled, and logs that its time ran out.
+
+    Raises:
+        RuntimeError: the process that has the store is gone.
+    """
+    began = time.monotonic()
+    while not store.check([key]):
+        waited = time.monotonic() - began
+        if waited >= seconds or is_over():
+            return bool(store.check([key]))
+        # late by 2% of the wait
+        time.sleep(min(_MAX_POLL_SECONDS, max(0.001, waited / 50)))
+    return True
+
+
+_EACH_REPORTS = "each process must call report with reduce='mean', as often, with the same names"
