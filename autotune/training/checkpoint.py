@@ -6,6 +6,7 @@ Weights are a safetensors file, whose header says what model they belong to. A s
 from anyone runs no code of it. Both are replaced as a whole.
 """
 
+import copy
 import json
 import pickle
 import random
@@ -214,8 +215,14 @@ def as_plain(value: Any, where: str = "") -> Any:
     )
 
 
-def read_state(folder: Path) -> dict[str, Any]:
-    """Read the state that ``save_state`` wrote, tensors on the CPU.
+def read_state(folder: Path, *, is_checked: bool = True) -> dict[str, Any]:
+    """Open the state that ``save_state`` wrote: its tensors are on the CPU, and lie in the file
+    until they are used, so that the ranks of a machine have one copy of it in memory.
+
+    What keeps tensors of it longer than the file is there needs a copy, see ``load_part``.
+
+    Args:
+        is_checked: read all of it once, to compare its checksums.
 
     Raises:
         StateError: the file is missing or damaged.
@@ -226,11 +233,23 @@ def read_state(folder: Path) -> dict[str, Any]:
     with told_damage(folder), torch.serialization.safe_globals(_ARRAY_TYPES):
         with zipfile.ZipFile(path) as archive:
             # torch does not look at the checksums that it writes
-            if (damaged := archive.testzip()) is not None:
+            if is_checked and (damaged := archive.testzip()) is not None:
                 raise ValueError(f"{damaged} does not have its checksum")
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         check_format(content["format_version"], path)
         return dict(content["state"])
+
+
+def load_part(owner: Any, state: Any, device: torch.device) -> None:
+    """Give an object of a training its part of an opened state.
+
+    A module copies what it is given, and so does an optimizer of parameters on a GPU, except for
+    its counts of steps; any other object may keep it.
+    """
+    is_copied = isinstance(owner, torch.nn.Module) or (
+        isinstance(owner, torch.optim.Optimizer) and device.type != "cpu"
+    )
+    owner.load_state_dict(state if is_copied else copy.deepcopy(state))
 
 
 @contextmanager
@@ -297,7 +316,9 @@ class TrainingCheckpoint(Checkpoint):
         rank: int = 0,
     ) -> None:
         self._device, self._on_load, self._rank = device, on_load, rank
-        self._resumed, self._folder = resumed, folder
+        self._folder = folder
+        self._resumed = resumed
+        """None as soon as it is loaded: it is as large as the training's own."""
         if resumed is not None and rank and folder and (folder / f"rank-{rank}").is_dir():
             self._resumed = {**resumed, **read_state(folder / f"rank-{rank}")}
         self._state: Mapping[str, Any] | None = None
@@ -313,9 +334,9 @@ class TrainingCheckpoint(Checkpoint):
         Raises:
             ConfigError: an object's name was not saved.
         """
-        if self._resumed is None:
+        if (resumed := self._resumed) is None:
             return {}
-        values = dict(self._resumed["values"])
+        values = dict(resumed["values"])
         objects = objects or {}
         for name in objects:
             if name not in values:
@@ -328,9 +349,9 @@ class TrainingCheckpoint(Checkpoint):
         for name, owner in objects.items():
             state = values.pop(name)
             if name not in sharded:
-                owner.load_state_dict(state)
-        set_random_state(self._resumed["random"], self._device)
-        self._resumed = None
+                load_part(owner, state, self._device)
+        set_random_state(resumed["random"], self._device)
+        values, self._resumed = copy.deepcopy(values), None
         self._on_load()
         return values
 
@@ -474,7 +495,7 @@ def script_checkpoint(
     folder, if there is one.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    state = None if folder is None else read_state(folder / "rank-0")
+    state = None if folder is None else read_state(folder / "rank-0", is_checked=rank == 0)
     return TrainingCheckpoint(device, state, folder, on_load, rank)
 
 

@@ -21,6 +21,7 @@ from autotune.errors import DataError
 from autotune.measurement import Evaluation, LearningCurve, Phase, PhaseClock, outcome_of
 from autotune.remote import paused_while_waiting
 from autotune.training.checkpoint import (
+    load_part,
     random_state,
     read_state,
     save_state,
@@ -347,7 +348,7 @@ class _Saver:
                 load_sharded(folder / "sharded", self._sharded)
             replicated = {} if found or self._divides_model else read_state(folder)["parts"]
             for name, part in self._own.items():
-                part.load_state_dict((replicated or state["parts"])[name])
+                load_part(part, (replicated or state["parts"])[name], self.run.device)
             set_random_state(state["random"], self.run.device)
         return num_steps
 

@@ -142,10 +142,11 @@ def train_function(
     device = in_main_thread(_set_up, config, clock, num_threads)
     folder, state = states.restore(config, clock) or (None, None)
     leader.tell_state(folder)
-    previous = states.curve.last
+    previous, is_begun = states.curve.last, state is None
     # the clock stands still until the function has loaded its state
     checkpoint = TrainingCheckpoint(device, state, folder, lambda: clock.enter(Phase.TRAIN))
-    if state is None:
+    state = None  # which the checkpoint lets go
+    if is_begun:
         clock.enter(Phase.TRAIN)
     elif previous is not None and previous.outcome is not None:
         yield previous
@@ -211,8 +212,10 @@ def follow_function(
     clock = PhaseClock()  # the first rank's counts
     device = _set_up(config, clock, num_threads)
     folder = follower.told_state()
-    state = None if folder is None else read_state(folder)
+    # the first rank checks it
+    state = None if folder is None else read_state(folder, is_checked=False)
     checkpoint = TrainingCheckpoint(device, state, folder, lambda: None, follower.rank)
+    state = None  # which the checkpoint lets go
 
     def take(reported: Mapping[str, Any]) -> None:
         for name, value in reported.items():

@@ -4,6 +4,7 @@ strange file is one line.
 
 import pickle
 import resource
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,16 @@ def test_a_file_that_holds_no_state_is_one_line(content: bytes | None, tmp_path:
     with pytest.raises(StateError, match=r"state\.pt: is damaged: ") as refused:
         read_state(tmp_path)
     assert "\n" not in str(refused.value)
+
+
+def test_a_flipped_bit_of_a_tensor_is_found(tmp_path: Path) -> None:
+    save_state(tmp_path, {"weight": torch.full((300,), 1.5)})
+    path = tmp_path / STATE_FILE
+    content = path.read_bytes()
+    place = content.index(300 * struct.pack("f", 1.5)) + 600
+    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    with pytest.raises(StateError, match="does not have its checksum"):
+        read_state(tmp_path)
 
 
 @pytest.mark.parametrize("value", [{1, 2}, np.array([object()]), Path()])

@@ -2,6 +2,10 @@
 had not been.
 """
 
+import json
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ from torch import nn
 import autotune
 from autotune.config.schema import TrialConfig
 from autotune.errors import AutotuneError, ConfigError, DataError, StateError
+from autotune.files import STATE_FILE
 from autotune.measurement import Evaluation, Target
 from autotune.outcome import Outcome
 from autotune.session import current, is_pausable
@@ -21,6 +26,7 @@ from autotune.training.run import start_training
 from autotune.training.states import TrainingStates
 
 MakeConfig = Callable[..., TrialConfig]
+STATUS = Path("/proc/self/status")
 
 
 def learning(checkpoint: autotune.Checkpoint, num_epochs: int, lr: float = 0.1) -> None:
@@ -70,6 +76,32 @@ def never_loading(checkpoint: autotune.Checkpoint) -> None:
 def loading_another(checkpoint: autotune.Checkpoint) -> None:
     checkpoint.load({"network": nn.Linear(1, 1)})
     never_loading(checkpoint)
+
+
+def memory(kind: str) -> float:
+    """Megabytes of this process's memory: VmRSS is what it has now, VmHWM the most it had."""
+    [line] = [line for line in STATUS.read_text().splitlines() if line.startswith(kind)]
+    return int(line.split()[1]) / 1e3
+
+
+def large(checkpoint: autotune.Checkpoint, by_objects: bool) -> None:
+    """Has a state of 300 MB, and reports its process's memory."""
+    model = nn.Linear(5000, 5000)
+    optimizer = torch.optim.Adam(model.parameters())
+    objects = {"model": model, "optimizer": optimizer}
+    if by_objects:
+        state = checkpoint.load(objects)
+    elif state := checkpoint.load():
+        for name, owner in objects.items():
+            owner.load_state_dict(state.pop(name))
+    if not state:
+        model(torch.ones(1, 5000)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    checkpoint.save({**objects, "epoch": 1})
+    autotune.report(
+        0.0, loss=float(model.weight.detach().sum()), most=memory("VmHWM"), now=memory("VmRSS")
+    )
 
 
 def saving(checkpoint: autotune.Checkpoint, what: str) -> None:
@@ -124,6 +156,40 @@ def test_a_paused_training_goes_on_as_if_it_had_not_been(
     ]
     seconds = [evaluation.train_seconds for evaluation in parts]
     assert seconds == sorted(seconds)
+
+
+_RESUMES = """
+import json, pathlib, pickle, sys
+from autotune.training.run import start_training
+from autotune.training.states import TrainingStates
+from test_user_checkpoint import memory
+before = memory("VmRSS")
+config, folder = pickle.loads(sys.stdin.buffer.read())
+(evaluation,) = start_training(config, states=TrainingStates(folder))
+most, now = (evaluation.metrics[name] - before for name in ("most", "now"))
+print(json.dumps([evaluation.loss, most, now]))
+"""
+
+
+@pytest.mark.skipif(not STATUS.exists(), reason="only Linux tells a process's memory")
+@pytest.mark.parametrize(("by_objects", "most_copies"), [(True, 2.3), (False, 2.7)])
+def test_a_resumed_training_has_one_copy_of_its_state_in_memory(
+    own: MakeConfig, tmp_path: Path, by_objects: bool, most_copies: float
+) -> None:
+    config = own(large, by_objects=by_objects)
+    [evaluation] = paused_after(config, 1, tmp_path)
+    resumed = subprocess.run(
+        [sys.executable, "-c", _RESUMES],
+        input=pickle.dumps((config, tmp_path)),
+        cwd=Path(__file__).parent,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    loss, most, now = json.loads(resumed.stdout)
+    assert loss == evaluation.loss
+    size = (tmp_path / "1" / STATE_FILE).stat().st_size / 1e6
+    assert size > 300
+    assert (most / size < most_copies, now / size < 1.3) == (True, True), (most / size, now / size)
 
 
 @pytest.mark.parametrize(
