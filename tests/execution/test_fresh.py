@@ -109,7 +109,7 @@ def test_a_run_whose_times_are_spoilt_is_made_again_if_it_is_short(
             last = make_evaluation(train_seconds)
             return make_result(0, Outcome.REACHED, last, contention="it waited"), False
 
-    processes = Spoilt(interrupt=threading.Event())
+    processes = Spoilt(interrupt=Interrupt())
     for expected in num_runs:
         made: list[float] = []
         result = processes.train(make_task(), TRACKED)
