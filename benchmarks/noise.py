@@ -140,7 +140,6 @@ def confirmed(
         },
         objective=OBJECTIVE,
         num_candidates=8,
-        first_round=0,
     )
     return raced(race, limits, draw)
 

@@ -178,7 +178,6 @@ class Study:
             expected_scores=policy.expected_scores,
             objective=OBJECTIVE,
             num_candidates=confirm.num_candidates,
-            first_round=0,
         )
         best = raced(race, limits, lambda trial: draw(numbers[trial])).best
         assert best is not None, "the baseline reaches the target"

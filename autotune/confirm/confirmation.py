@@ -8,13 +8,14 @@ one is chosen, and which runs its claim is based on.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotune.confirm.race import Configuration, RaceLimits, RaceState, race_state
 from autotune.confirm.statistics import Ratio, RunScore, ratio_of_pairs
 from autotune.measurement import TrialResult
 from autotune.objective import Objective
+from autotune.outcome import Outcome
 from autotune.reporting.scores import ConfigurationScores, run_score, score_format_of
 from autotune.search.points import derived_seed
 from autotune.space import Suggestion
@@ -31,15 +32,17 @@ class PlannedRace:
     """A race as a study's storage keeps it: everything that determines its course but its runs."""
 
     num_trials: int
-    """Number of trials that had ended when the race was planned; a search that has gone on since
-    then needs a new race."""
-    first_round: int
-    """Number of the race's first round within the study; each race of a study has rounds, and so
-    seeds, of its own."""
+    """Number of trials that had ended when the race was planned; if the search has continued since
+    then, its new candidates join."""
     configurations: tuple[Configuration, ...]
     """The configurations that race, the baseline first."""
     train_seconds: float
     """Training time of all search trials together, in seconds."""
+    max_train_seconds: float | None = None
+    """Limit of the target on the training seconds of each run; None if it is not known."""
+    first_round: int = 0
+    """Number of the race's first round within the study, above 0 where earlier versions of autotune
+    began a new race after each search."""
 
     def as_dict(self) -> dict[str, Any]:
         """The race as plain data for the storage; see ``from_dict``."""
@@ -49,6 +52,7 @@ class PlannedRace:
                 "expected_score": each.expected_score,
                 "run_seconds": each.run_seconds,
                 "least_score": each.least_score,
+                "claim_round": each.claim_round,
             }
             for each in self.configurations
         ]
@@ -57,6 +61,7 @@ class PlannedRace:
             "first_round": self.first_round,
             "entrants": entrants,
             "train_seconds": self.train_seconds,
+            "max_train_seconds": self.max_train_seconds,
         }
 
     @classmethod
@@ -72,6 +77,7 @@ class PlannedRace:
                 expected_score=kept["expected_score"],
                 run_seconds=kept["run_seconds"],
                 least_score=kept["least_score"],
+                claim_round=kept.get("claim_round", 0),
             )
             for index, kept in enumerate(fields["entrants"])
         )
@@ -80,7 +86,46 @@ class PlannedRace:
             first_round=fields["first_round"],
             configurations=configurations,
             train_seconds=fields["train_seconds"],
+            max_train_seconds=fields.get("max_train_seconds"),
         )
+
+    def joining(
+        self, earlier: "PlannedRace", runs: Runs, limits: RaceLimits, objective: Objective
+    ) -> "PlannedRace":
+        """The race as it continues an earlier one of the study, all of whose runs are kept.
+
+        Candidates of both keep their trials, and so their runs; those that are only in this race
+        join in the first round. Without any, the earlier race stays as it was planned. A claim that
+        was begun continues if its winner wins again, unless one of its runs timed out and the limit
+        has been raised since; any other claim takes rounds without a run.
+
+        Args:
+            runs: confirmation runs of the study so far.
+            limits: those of the earlier race.
+        """
+        claims = earlier.state(runs, limits, objective).first_claim_rounds
+        first_free = max((number + 1 for _, number in runs), default=earlier.first_round)
+        first_free -= earlier.first_round
+        first_claim = min(claims.values(), default=first_free) + earlier.first_round
+        is_raised = (self.max_train_seconds or 0) > (earlier.max_train_seconds or math.inf)
+        is_outdated = is_raised and any(
+            run.outcome is Outcome.TIMED_OUT and number >= first_claim
+            for (_, number), run in earlier.runs(runs).items()
+        )
+        raced = {each.suggestion: each for each in earlier.configurations}
+        race = replace(self, first_round=earlier.first_round)
+        if all(each.suggestion in raced for each in self.configurations):
+            race = replace(
+                earlier, num_trials=self.num_trials, max_train_seconds=self.max_train_seconds
+            )
+            if not is_outdated:
+                return race
+        joined = []
+        for each in race.configurations:
+            known = raced.get(each.suggestion, each)
+            first = first_free if is_outdated else claims.get(known.trial, first_free)
+            joined.append(replace(each, trial=known.trial, label=known.label, claim_round=first))
+        return replace(race, configurations=tuple(joined))
 
     def state(self, runs: Runs, limits: RaceLimits, objective: Objective) -> RaceState:
         """State of the race after the study's confirmation runs so far; its rounds count from 0."""
@@ -94,7 +139,12 @@ class PlannedRace:
 
     def runs(self, runs: Runs) -> Runs:
         """The runs of this race, out of all confirmation runs of the study."""
-        return {key: run for key, run in runs.items() if key[1] >= self.first_round}
+        trials = {each.trial for each in self.configurations}
+        return {
+            (trial, number): run
+            for (trial, number), run in runs.items()
+            if trial in trials and number >= self.first_round
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +182,7 @@ def plan_race(
     expected_scores: Mapping[int, float],
     objective: Objective,
     num_candidates: int,
-    first_round: int,
+    max_train_seconds: float | None = None,
 ) -> PlannedRace:
     """Plan a race of the baseline and the distinct configurations with the best expected scores."""
     first = results.get(baseline_trial)
@@ -171,9 +221,9 @@ def plan_race(
         )
     return PlannedRace(
         num_trials=len(results),
-        first_round=first_round,
         configurations=tuple(configurations[: num_candidates + 1]),
         train_seconds=math.fsum(map(_train_seconds, results.values())),
+        max_train_seconds=max_train_seconds,
     )
 
 

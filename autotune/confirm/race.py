@@ -16,7 +16,10 @@ candidates needs no baseline, and the runs by which the winner was chosen flatte
   of its own, those of the claim included, the claim is begun again with that one, on further seeds.
 
 A race keeps nothing: its state follows from its configurations, its limits and the runs so far, so
-another process continues it exactly where it stopped.
+another process continues it exactly where it stopped. Candidates that the search finds later join
+it: the race is passed through again from its first round, where only they have runs to make, on the
+seeds of the others. A claim takes neither rounds by which its winner was chosen before, nor runs of
+the baseline that were not made in turns with the winner's.
 
 Source: Karnin, Koren and Somekh, Almost Optimal Exploration in Multi-Armed Bandits (ICML 2013),
 sequential halving; Cohen and Sackrowitz (Statistics and Probability Letters 8, 1989), on claims
@@ -86,6 +89,10 @@ class Configuration:
     least_score: float = 0.0
     """Lower bound of the score if the configuration never reached the target: what its trial had
     spent, in the unit of scores."""
+    claim_round: int = 0
+    """Number of the first round that a claim about the configuration may take. Runs of earlier
+    rounds had a part in choosing before others joined the race, or are the baseline's and were
+    made at another time than those of the configuration would be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +122,9 @@ class RaceState:
     """Trial of the candidate that was chosen; None while choosing, or without any candidate."""
     claim_rounds: tuple[int, ...] = ()
     """The rounds whose runs the claim is computed from."""
+    first_claim_rounds: Mapping[int, int] = field(default_factory=dict)
+    """First round of each claim that was begun, by the trial of its winner, or of the baseline if
+    it ran alone."""
     look: int = MIN_PAIRS
     """Number of the claim's rounds after which the race next decides how to continue."""
     reasons: Mapping[int, str] = field(default_factory=dict)
@@ -168,6 +178,7 @@ class _Race:
         self._known = runs
         self._estimates = _Estimates(configurations, limits.min_reach_rate)
         self._reasons: dict[int, str] = {}
+        self._first_claim_rounds: dict[int, int] = {}
         self._round = 0
 
     def choose(self) -> Configuration | RaceState | None:
@@ -223,6 +234,11 @@ class _Race:
             The state; or another candidate that the claim is begun again with.
         """
         pair = [self._baseline] if winner is None else [self._baseline, winner]
+        # the baseline's first run ended choosing, though it might end earlier within other limits
+        of_baseline = (number for trial, number in self._known if trial == self._baseline.trial)
+        first_of_any = min(of_baseline, default=0)
+        self._round = max(self._round, pair[-1].claim_round, first_of_any)
+        self._first_claim_rounds[pair[-1].trial] = self._round
         num_pairs_needed = self._pairs_needed(winner)
         num_pairs, taken, look = num_pairs_needed(1.0, ()), 0, _TRIED_PAIRS
         self._estimates.begin_claim(pair)
@@ -255,9 +271,10 @@ class _Race:
         rank = self._estimates.rank
         return RaceState(
             pending=pending,
-            num_runs=self._estimates.num_runs + len(pending),
+            num_runs=len(self._known) + len(pending),
             winner=None if winner is None else winner.trial,
             claim_rounds=rounds,
+            first_claim_rounds=self._first_claim_rounds,
             look=max(look, MIN_PAIRS),
             reasons=self._reasons,
             is_baseline_better=winner is not None

@@ -83,13 +83,17 @@ class LiveStudy:
 
     def planned_race(self) -> PlannedRace:
         """The confirmation race, loaded from the storage if it was planned since the last trial
-        ended; else planned now and stored.
+        ended and the target's limit was raised; else planned now, as it continues the stored one,
+        and stored.
         """
         plan, policy = self.plan, self.policy
-        baseline = plan.baseline or Suggestion({})
-        stored = stored_race(self.study)
-        if stored is not None and stored["num_trials"] == len(policy.results):
-            return PlannedRace.from_dict(stored, baseline, policy.results)
+        baseline, limit = plan.baseline or Suggestion({}), plan.trial.target.max_train_seconds
+        stored, earlier = stored_race(self.study), None
+        if stored is not None:
+            earlier = PlannedRace.from_dict(stored, baseline, policy.results)
+            planned_for = earlier.num_trials, earlier.max_train_seconds or limit
+            if planned_for == (len(policy.results), limit):
+                return earlier
         race = plan_race(
             baseline_trial=policy.baseline_trial,
             baseline=baseline,
@@ -97,8 +101,11 @@ class LiveStudy:
             expected_scores=policy.expected_scores,
             objective=plan.objective,
             num_candidates=plan.config.confirm.num_candidates,
-            first_round=max((number + 1 for _, number in confirmations(self.study)), default=0),
+            max_train_seconds=limit,
         )
+        if earlier is not None:
+            limits = self.race_limits(earlier)
+            race = race.joining(earlier, confirmations(self.study), limits, plan.objective)
         store_race(self.study, race.as_dict())
         return race
 
