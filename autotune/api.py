@@ -73,7 +73,8 @@ def target(
         metric: name of the metric; ``report`` takes its value by position or by this name.
         at_least: value to reach, of a metric that is better the higher it is.
         at_most: value to reach, of a metric that is better the lower it is.
-        max_seconds: seconds of training after which a trial has missed the target.
+        max_seconds: seconds of training after which a trial has missed the target; may be raised
+            when a study is continued.
         constraints: bounds of further metrics that are reported, which the same evaluation must
             keep: ``{"latency_ms": {"at_most": 20}}``.
 

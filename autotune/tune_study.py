@@ -45,7 +45,8 @@ keys that people change most:
   target.value=0.97                what counts as trained; target.max_train_seconds=60 limits it
   search.num_trials=100            how much to search; search.time_budget_seconds=600, for how long
   warm_start=[NAME,DIR]            earlier studies that the search learns from
-  study.name=NAME                  name a study; the same name continues it
+  study.name=NAME                  name a study; the same name continues it, with more trials or a
+                                   higher target.max_train_seconds if you like
   data.root=DIR data.download=true where a data set lies, and to fetch it there; also s3://...
   cluster.address=auto             run on the Ray cluster this machine belongs to
   tracking.uri=URI                 where MLflow keeps its runs

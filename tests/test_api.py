@@ -19,7 +19,9 @@ import autotune
 from autotune import api
 from autotune.config.compose import Composer
 from autotune.errors import AutotuneError, ConfigError, StudyError
+from autotune.outcome import Outcome
 from autotune.reporting.study_files import write_json
+from autotune.search.study import finished_results, read_study
 from autotune.tune_study import tune_command
 
 SCRIPT = """
@@ -134,6 +136,58 @@ def fit(lr: float, depth: int = 2, *, report: Any = None) -> None:
 
 
 TARGET = autotune.target("accuracy", at_least=0.9, max_seconds=1)
+
+
+CONTINUED = """
+import time
+
+import autotune
+
+
+def fit(lr=0.9):
+    for epoch in range(1, 7):
+        time.sleep(0.15 if lr > 0.5 else 0.1)
+        autotune.report(epoch / 6, epoch=epoch)
+
+
+for max_seconds, trials in [(0.3, 2), (5, 4), (5, 5)]:
+    autotune.tune(
+        fit,
+        space={"lr": autotune.uniform(0.05, 1.0)},
+        target=autotune.target("progress", at_least=0.95, max_seconds=max_seconds),
+        trials=trials,
+        name="line",
+        confirm={"max_runs": 12, "num_seeds": 2},
+        search={"max_retakes": 0},
+        tracking="none",
+    )
+    print("---")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_study_continues_with_a_higher_limit_and_with_its_confirmation_runs(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "script.py").write_text(CONTINUED)
+    ran = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    first, second, third, _ = ran.stdout.split("---\n")
+    assert "nothing reached" in first
+    study = read_study("line", tmp_path / "outputs/line")
+    outcomes = [result.outcome for result in finished_results(study).values()]
+    assert (outcomes[:2], len(outcomes)) == ([Outcome.TIMED_OUT] * 2, 5)
+    assert set(outcomes[2:]) == {Outcome.REACHED}
+    recorded = yaml.safe_load((tmp_path / "outputs/line/recording/study.yaml").read_text())
+    assert (recorded["max_train_seconds"], recorded["outcomes"][0]) == (5, "TIMED_OUT")
+    lines = [line for line in (second + third).splitlines() if line.startswith("confirmation run ")]
+    assert [line.split()[2] for line in lines] == [f"{n + 1}" for n in range(len(lines))], (
+        "no run is made again"
+    )
+    assert "confirmation run 1 " in second
 
 
 def call(space: Any, **baseline: Any) -> dict[str, Any]:

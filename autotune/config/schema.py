@@ -342,6 +342,16 @@ def _check_limits(key: str, limits: Any) -> None:
         )
 
 
+def with_raised_limit(kept: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored configuration of a training with the ``target.max_train_seconds`` that is asked for,
+    if that is higher: a limit may be raised when what was stored continues.
+    """
+    target, key = kept.get("target"), "max_train_seconds"
+    if not isinstance(target, Mapping) or not isinstance(target.get(key), int | float):
+        return dict(kept)
+    return {**kept, "target": {**target, key: max(target[key], asked["target"][key])}}
+
+
 def first_difference(kept: Mapping[str, Any], asked: Mapping[str, Any]) -> str | None:
     """First key at which a configuration differs from a stored one, with both values, as a text.
 

@@ -195,9 +195,11 @@ class _Race:
         runs_left = limits.max_runs - 2 * num_pairs
         seconds_left = limits.max_seconds - claim_seconds
         while len(racing) > 1 and not _fits(racing, runs_left, seconds_left):
-            self._reasons[racing.pop().trial] = (
-                "not run: the limits leave no runs for it, and the search expected more of the"
-                " others"
+            trial = racing.pop().trial
+            has_run = any(trial == known for known, _ in self._known)
+            self._reasons[trial] = (
+                f"{'left out' if has_run else 'not run'}: the limits leave no runs for it, and the"
+                " search expected more of the others"
             )
         while len(racing) > 1:
             num_first = max(1, _FIRST_ROUNDS - self._round)

@@ -410,8 +410,8 @@ class _Conclusion:
             what = " ".join(closest.overrides) or "the baseline"
             self.say(f"closest: trial {closest.trial}, {', '.join(reached)}: {what}")
         self.say(
-            f"search further: {self.plan.further_command}\nor make it easier: target.value,"
-            " target.max_train_seconds (another study.name then)"
+            f"search further: {self.plan.further_command}\nor make it easier: a higher"
+            " target.max_train_seconds, or another target.value (another study.name then)"
         )
 
 

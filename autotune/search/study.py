@@ -23,7 +23,7 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
-from autotune.config.schema import first_difference
+from autotune.config.schema import first_difference, with_raised_limit
 from autotune.errors import ConfigError, DataError, StudyError
 from autotune.files import FORMAT, check_format
 from autotune.measurement import Evaluation, LearningCurve, Target, TrialResult
@@ -88,7 +88,8 @@ def open_study(
             how many trials there are.
         seed: seed of the study.
         definition: settings that two runs of one study must have in common; plain data, kept in the
-            storage.
+            storage. The ``target.max_train_seconds`` of its ``configuration`` may be raised: the
+            stored one is then replaced.
 
     Raises:
         StudyError: the study exists with another definition, and the message names the first
@@ -112,12 +113,19 @@ def open_study(
     wanted: dict[str, Any] = json.loads(json.dumps(definition))
     if not stored:
         study.set_user_attr(_FORMAT, FORMAT)
-        study.set_user_attr(_DEFINITION, wanted)
-    elif (difference := first_difference(without_secrets_in(stored), wanted)) is not None:
+    kept = dict(without_secrets_in(stored or wanted))
+    if isinstance(kept.get("configuration"), Mapping) and "configuration" in wanted:
+        kept["configuration"] = with_raised_limit(kept["configuration"], wanted["configuration"])
+    if (difference := first_difference(kept, wanted)) is not None:
+        if difference.startswith("configuration.target.max_train_seconds"):
+            difference += "; it (max_seconds of autotune.target) may be raised, not lowered"
+        learnt = f", with warm_start=[{name}] to learn from the trials of this one"
         raise StudyError(
             f"study.name={name}: was made for something else ({difference}); use the same,"
-            f" or another study.name, with warm_start=[{name}] to learn from the trials of this one"
+            f" or another study.name{learnt if 'search_space' in wanted else ''}"
         )
+    if kept != stored:
+        study.set_user_attr(_DEFINITION, kept)
     sampler = make_sampler(derived_seed(seed, f"sampler {len(study.get_trials(deepcopy=False))}"))
     study.sampler = optuna_sampler(sampler)
     return study, sampler if isinstance(sampler, PausingSampler) else None

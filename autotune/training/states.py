@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.config.schema import TrialConfig, first_difference
+from autotune.config.schema import TrialConfig, first_difference, with_raised_limit
 from autotune.errors import DataError, StateError
 from autotune.files import NOTICE_FILE, STATE_FILE, make_folder
 from autotune.measurement import Evaluation, LearningCurve, PhaseClock
@@ -138,16 +138,20 @@ class TrainingStates:
     def _take(
         self, state: Mapping[str, Any], folder: Path, config: TrialConfig, clock: PhaseClock
     ) -> None:
+        curve = LearningCurve(
+            {int(at): Evaluation.from_dict(each) for at, each in state["curve"].items()}
+        )
         wanted = without_secrets_in(config.as_dict())
         saved = {key: value for key, value in state["config"].items() if key in wanted}
+        if curve.last is None or curve.last.outcome is None:
+            saved = with_raised_limit(saved, wanted)
         if (difference := first_difference(saved, wanted)) is not None:
             raise DataError(
                 f"checkpoint.folder: {folder} holds another training ({difference}); use an empty"
                 " folder, or its own"
             )
-        curve = {int(at): Evaluation.from_dict(each) for at, each in state["curve"].items()}
         clock.restore(state["clock"])
-        self.curve = LearningCurve(curve)
+        self.curve = curve
 
     def contents(self, config: TrialConfig, clock: PhaseClock) -> dict[str, Any]:
         """What every state has, whatever is trained; see ``restore``."""

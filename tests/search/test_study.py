@@ -22,7 +22,7 @@ from tests.support.records import make_result
 
 DEFINITION = {
     "target": {"metric": "accuracy", "value": 0.9},
-    "space": {"model.widths": [[8, 16], [16, 32]]},
+    "search_space": {"model.widths": [[8, 16], [16, 32]]},
 }
 
 
@@ -83,6 +83,26 @@ def test_a_study_made_for_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match=r"target\."):
         open_in(tmp_path, definition={**DEFINITION, "target": {"metric": "accuracy", "value": 0.8}})
     assert study_definition(open_in(tmp_path)) == DEFINITION
+
+
+def test_the_time_limit_of_trials_may_be_raised_and_is_never_lowered(tmp_path: Path) -> None:
+    def limited(seconds: float, **target: Any) -> dict[str, Any]:
+        limit = {"metric": "accuracy", "max_train_seconds": seconds, **target}
+        return {"configuration": {"target": limit, "epochs": 3}, "search_space": {}}
+
+    open_in(tmp_path, definition=limited(60.0))
+    assert study_definition(open_in(tmp_path, definition=limited(90.0))) == limited(90.0)
+    with pytest.raises(
+        StudyError,
+        match=(
+            r"^study\.name=first: .*target\.max_train_seconds: 90\.0 there, 60\.0 here; it"
+            r" \(max_seconds of autotune\.target\) may be raised, not lowered\)"
+        ),
+    ):
+        open_in(tmp_path, definition=limited(60.0))
+    with pytest.raises(StudyError, match=r"target\.metric: 'accuracy' there, 'loss' here"):
+        open_in(tmp_path, definition=limited(120.0, metric="loss"))
+    assert study_definition(open_in(tmp_path, definition=limited(90.0))) == limited(90.0)
 
 
 def test_a_missing_study_is_told_with_those_there_are(tmp_path: Path) -> None:

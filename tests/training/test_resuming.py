@@ -140,6 +140,23 @@ def test_a_notice_saves_a_training_at_its_next_step(short: MakeConfig, tmp_path:
     assert numbers([*begun, *train(short(), states=states)]) == numbers(whole)
 
 
+def test_the_time_limit_of_a_training_may_be_raised_while_it_is_paused(
+    short: MakeConfig, tmp_path: Path
+) -> None:
+    config = short()
+    first = train(config)
+    next(first)
+    first.send(tmp_path)
+    first.close()
+
+    def limited(seconds: float) -> TrialConfig:
+        return replace(config, target=replace(config.target, max_train_seconds=seconds))
+
+    with pytest.raises(DataError, match=r"target\.max_train_seconds: 1000\.0 there, 999\.0 here"):
+        next(train(limited(999.0), paused_folder=tmp_path))
+    assert len(list(train(limited(2000.0), paused_folder=tmp_path))) == 3
+
+
 def test_a_state_of_another_configuration_is_refused(short: MakeConfig, tmp_path: Path) -> None:
     list(train(short(), states=TrainingStates(tmp_path, every_seconds=0)))
     with pytest.raises(DataError, match=r"another training \(batch_size: 128 there, 32 here\);"):
