@@ -1,9 +1,10 @@
 """Compare configurations by time to target: ``autotune compare experiment=NAME a=[key=value,...]
 b=[...]``.
 
-All of them are trained in turns, in fresh processes, on ``num_seeds`` shared seeds. Exit code 0:
-compared; 2: bad input; 3: one never reached the target, so there is at most a bound; 130:
-interrupted, and the result so far was printed; 1: the trained code failed several times in a row.
+All of them are trained in turns, in fresh processes, on ``num_seeds`` shared seeds. The same
+command with the comparison's ``study.name`` continues it. Exit code 0: compared; 2: bad input; 3:
+one never reached the target, so there is at most a bound; 130: interrupted, and the result so far
+was printed; 1: the trained code failed several times in a row.
 """
 
 from collections.abc import Sequence
@@ -39,7 +40,8 @@ _PURPOSE = (
 _OTHER_KEYS = """any other key is of all configurations:
   experiment=NAME                       what to run; or of each: a=[experiment=cnn]
   target.value=0.97                     what counts as trained
-  study.name=NAME study.folder=DIR      where results go: outputs/compare-EXPERIMENT-TIME
+  study.name=NAME study.folder=DIR      where results go: outputs/compare-EXPERIMENT-TIME; a name
+                                        that there is continues, with more num_seeds if you like
   cluster.address=auto tracking=none    where it runs, and whether MLflow keeps it
   dry_run=true                          print runs and resources; train nothing
 
@@ -83,7 +85,8 @@ def compare(
 
     Args:
         common: overrides of all configurations, such as ``experiment=cnn``.
-        num_seeds: runs of each configuration; those of a pair share their seed.
+        num_seeds: runs of each configuration; those of a pair share their seed. More than before
+            may be given where a comparison is continued, by its ``study.name`` in ``common``.
         console: where progress is printed; None prints nothing.
         configurations: overrides of each one only, such as ``a=["optimizer.lr=0.1"]``.
 
@@ -103,13 +106,14 @@ def compare(
     composed = compose_configurations(common, configurations, config_dirs)
     require_experiment(all(each.experiment for each in composed), config_dirs)
     config = composed[0].composed.config
+    flags = [part for folder in config_dirs for part in ("--config-dir", folder)]
     shown = [f"{name}=[{','.join(overrides)}]" for name, overrides in configurations.items()]
     with started_launcher(config.cluster, is_wanted=not config.dry_run) as launcher:
         with out.status("reading and checking all configurations"):
             plan = plan_comparison(
                 composed,
                 num_seeds=num_seeds,
-                command=[*common, *shown, f"num_seeds={num_seeds}"],
+                command=[*flags, *common, *shown, f"num_seeds={num_seeds}"],
                 code_folders=code_folders,
                 launcher=launcher,
             )

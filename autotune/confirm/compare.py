@@ -1,45 +1,58 @@
 """Comparing given configurations: they run in turns, in fresh processes, as in confirmation.
 
-A comparison has no storage to resume from, but all results are written to disk after each run.
+Runs that ended are kept in a storage like a study's, so the same command continues a comparison
+wherever an earlier process stopped, and all its files are derived from the storage.
 """
 
 import contextlib
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from autotune.config.build import build_partial, call
-from autotune.config.command_line import Interrupt, interruptible
+from autotune.config.command_line import EXIT_AGAIN, Interrupt, interruptible
 from autotune.config.compose import Composed, Composer
 from autotune.config.schema import TrialConfig
 from autotune.confirm.runs import Lanes, Run, RunsInTurns
 from autotune.confirm.statistics import in_turns
-from autotune.errors import AutotuneError, ClusterError, ConfigError, WorkerError
+from autotune.errors import AutotuneError, ClusterError, ConfigError, StudyError, WorkerError
 from autotune.execution.cluster import RaySession, capabilities_of
 from autotune.execution.launcher import CHECK_TRAINING, Launcher, calling
 from autotune.execution.live_study import say
-from autotune.execution.plan import TrainingPlan
+from autotune.execution.plan import TrainingPlan, defining
 from autotune.execution.settings import check_limits, study_name
 from autotune.execution.study_folder import log_file, shown_path, sole_user
 from autotune.measurement import TrialResult
 from autotune.objective import check_measured
 from autotune.outcome import Outcome
 from autotune.redaction import without_secrets
-from autotune.reporting.comparison import Compared, Comparison, verdict, write_comparison
+from autotune.reporting.comparison import (
+    RESULTS,
+    Compared,
+    Comparison,
+    verdict,
+    write_comparison,
+)
 from autotune.reporting.runs_terminal import RunsDisplay, print_comparison
 from autotune.reporting.scores import describe_scores
 from autotune.search.points import derived_seed
+from autotune.search.storage import told_storage_errors
+from autotune.search.study import Study, confirmations, open_study, store_confirmation
 from autotune.space import Suggestion
 from autotune.tracking.tracker import FinishedRun, StudyEnd, TrackedTrial
 from autotune.tracking.writer import TrackerWriter
 from autotune.training.capabilities import versions
 from autotune.training.sources import train_missing_sources
+
+logger = logging.getLogger(__name__)
 
 _SAME = ("target", "evaluate_every_samples", "objective", "cluster", "tracking", "study", "seed")
 """Configuration keys whose values must be the same for all configurations."""
@@ -93,6 +106,19 @@ class ComparisonPlan(Comparison, TrainingPlan):
             ),
         )
 
+    def definition(self) -> dict[str, Any]:
+        """Settings that must be equal for two commands to mean the same comparison, as plain
+        JSON.
+        """
+        return self._definition(
+            names=" ".join(each.name for each in self.configurations),
+            configurations={each.name: defining(each.config) for each in self.configurations},
+        )
+
+    def resume_command(self) -> str:
+        """Command line that continues the comparison, without passwords."""
+        return self.command_line(["compare"])
+
     def ended_runs(self) -> list[FinishedRun]:
         """The runs that have ended, as a tracker knows them."""
         return [
@@ -125,9 +151,10 @@ class ComparisonPlan(Comparison, TrainingPlan):
         """Write the files with all runs so far, and return their paths."""
         runs = [run for each in self.configurations for run in each.runs.values()]
         device = next((run.fingerprint.get("device") for run in runs if run.fingerprint), None)
+        ended_at = max((run.stopped_at for run in runs), default=None)
         facts = {
             "command": list(map(without_secrets, self.command)),
-            "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "date": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(ended_at)),
             "versions": versions(),
             "device": device,
         }
@@ -219,8 +246,6 @@ def plan_comparison(
     experiments = list(dict.fromkeys(each.experiment for each in configurations))
     name = study_name(config, f"compare-{'-and-'.join(experiments)}")
     folder = (Path(config.study.folder) / name).absolute()
-    if folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(f"study.name: {folder} holds files already; give another name, or none")
     capabilities = capabilities_of(config.cluster, launcher)
     plan = ComparisonPlan(
         name=name,
@@ -292,38 +317,46 @@ def describe_comparison(plan: ComparisonPlan) -> list[str]:
 def run_comparison(
     plan: ComparisonPlan, *, console: Console, launcher: Launcher | None = None
 ) -> Comparison:
-    """Run a planned comparison, then write, track and print its result.
+    """Run a planned comparison, or resume it where an earlier process stopped, then write, track
+    and print its result.
 
-    The first Ctrl-C ends the comparison without a further run, and the runs so far are reported.
+    The first Ctrl-C ends the comparison without a further run, and the runs so far are reported,
+    with the command that continues it.
 
     Args:
         launcher: the driver's own launcher, for runs on this machine.
 
     Raises:
-        AutotuneError: the comparison cannot be run; the message is one line.
+        AutotuneError: the comparison cannot be run, or one with another definition has its name;
+            the message is one line.
         WorkerError: several runs of a configuration in a row failed in the user's own code.
+        SystemExit: a notice (SIGTERM, SIGUSR1, SIGUSR2) has ended the comparison.
     """
     with (
         interruptible() as interrupt,
         sole_user(plan.folder),
         log_file(plan.folder / "autotune.log", partial(say, console)),
+        told_storage_errors(plan.resume_command()),
         contextlib.closing(RaySession(plan.config.cluster, launcher)) as connection,
     ):
+        study = open_comparison(plan)
         tracker = TrackerWriter(
             plan.config.tracking,
             plan.configurations[0].trial.allowed_targets,
-            make_info=partial(plan.tracker_info, "comparison"),
+            make_info=partial(plan.tracker_info, "comparison", is_resumed=plan.num_runs > 0),
             ended=plan.ended_runs,
+            rest_command=plan.resume_command(),
             say=partial(say, console),
         )
         try:
             with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C ends the runs at once
-                _make_runs(plan, connection, tracker, interrupt, console, launcher)
+                if not plan.is_complete:
+                    _make_runs(plan, study, connection, tracker, interrupt, console, launcher)
             tracker.close(
                 StudyEnd(
                     status="FINISHED" if plan.is_complete else "KILLED",
                     metrics=plan.metrics(),
-                    artifacts=[*plan.write(), *plan.draw()],
+                    artifacts=[*plan.write(), *plan.draw()] if plan.num_runs else [],
                 )
             )
         except BaseException as error:
@@ -331,14 +364,60 @@ def run_comparison(
             tracker.close_if_open(is_interrupt=isinstance(error, KeyboardInterrupt))
             if isinstance(error, ClusterError) and connection.is_lost:
                 kept = f"the runs so far are in {shown_path(plan.folder)}"
-                raise ClusterError(f"{error}; {kept}") from error
+                raise ClusterError(
+                    f"{error}; {kept}, and the comparison continues with: {plan.resume_command()}"
+                ) from error
             raise
-    print_comparison(console, plan, folder=shown_path(plan.folder))
+        print_comparison(console, plan, folder=shown_path(plan.folder))
+        if not plan.is_complete:
+            said = f"interrupted; the same comparison continues with\n  {plan.resume_command()}"
+            logger.warning(said)  # where the terminal is gone
+            say(console, said)
+            if interrupt.exit_code == EXIT_AGAIN:
+                raise SystemExit(EXIT_AGAIN)
     return plan
+
+
+def open_comparison(plan: ComparisonPlan) -> Study:
+    """The storage of a comparison, with the runs that earlier processes made given to the plan.
+
+    Runs of a configuration that ended an earlier process, since the last ones failed in the code
+    that they train, are left out: the cause may be fixed by now.
+
+    Raises:
+        StudyError: the storage has another definition, or more pairs than ``num_seeds``; or the
+            folder has results of a comparison, and the storage has none.
+        ConfigError: the storage cannot be opened.
+    """
+    study, _ = open_study(
+        plan.name,
+        plan.folder,
+        storage_url=plan.config.search.storage,
+        definition=plan.definition(),
+    )
+    stored = confirmations(study)
+    if not stored and (plan.folder / RESULTS).exists():
+        raise StudyError(
+            f"study.name={plan.name}: {plan.folder} has {RESULTS} of an earlier comparison, and its"
+            " storage has no run of it; use another study.name"
+        )
+    num_pairs = max((number + 1 for _, number in stored), default=0)
+    if num_pairs > plan.num_seeds:
+        raise StudyError(
+            f"num_seeds: found {plan.num_seeds}, and study.name={plan.name} has {num_pairs} pairs"
+            f" already; give {num_pairs} or more"
+        )
+    for (index, number), result in sorted(stored.items()):
+        plan.configurations[index].runs[number] = result
+    for each in plan.configurations:
+        for number in failed_last(each, plan.config.search.max_errors_in_a_row):
+            del each.runs[number]
+    return study
 
 
 def _make_runs(
     plan: ComparisonPlan,
+    study: Study,
     connection: RaySession,
     tracker: TrackerWriter,
     interrupt: Interrupt,
@@ -352,7 +431,7 @@ def _make_runs(
         for each in configurations:
             size.check_holds(f"a run of {each.name}", *plan.placed(each.trial))
         tracker.wait()
-    display = RunsDisplay(console, plan.target, plan.scale)
+    display = RunsDisplay(console, plan.target, plan.scale, num_ended=plan.num_runs)
     for line in describe_comparison(plan):
         display.note(line)
     first_runs = [plan.run(index, 0) for index in range(len(configurations))]
@@ -360,13 +439,15 @@ def _make_runs(
 
     def batches() -> Iterator[list[list[Run]]]:
         turns = in_turns(len(configurations), plan.num_seeds)
-        rounds = [list(unit) for _, unit in itertools.groupby(turns, key=itemgetter(1))]
-        for first in range(0, plan.num_seeds, lanes.number):
+        left = [turn for turn in turns if turn[1] not in configurations[turn[0]].runs]
+        rounds = [list(unit) for _, unit in itertools.groupby(left, key=itemgetter(1))]
+        for first in range(0, len(rounds), lanes.number):
             batch = rounds[first : first + lanes.number]
             yield [[plan.run(*turn) for turn in unit] for unit in batch]
 
     def on_end(run: Run, result: TrialResult) -> None:
         each = configurations[run.configuration]
+        store_confirmation(study, run.configuration, run.number, result)
         each.runs[run.number] = result
         plan.write()
         check_failures(each, plan.config.search.max_errors_in_a_row)
@@ -391,9 +472,25 @@ def check_failures(configuration: Compared, max_errors_in_a_row: int) -> None:
         ConfigError: its last run was INVALID: its components could not be made.
         WorkerError: several of its runs in a row failed in the code they train.
     """
-    runs = list(configuration.runs.values())[-max_errors_in_a_row:]
+    runs = [
+        configuration.runs[number] for number in failed_last(configuration, max_errors_in_a_row)
+    ]
+    if not runs:
+        return
     if runs[-1].outcome is Outcome.INVALID:
         raise ConfigError(f"{configuration.name}: {runs[-1].error_line}")
-    if len(runs) == max_errors_in_a_row and all(run.outcome is Outcome.ERRORED for run in runs):
-        what = f"{len(runs)} runs of {configuration.name} in a row failed in the code they train"
-        raise WorkerError(f"{what}; the first: {runs[0].error_line}", runs[0].error or "")
+    what = f"{len(runs)} runs of {configuration.name} in a row failed in the code they train"
+    raise WorkerError(f"{what}; the first: {runs[0].error_line}", runs[0].error or "")
+
+
+def failed_last(configuration: Compared, max_errors_in_a_row: int) -> list[int]:
+    """Numbers of the last runs of a configuration if they show that further ones would only fail
+    again: the last one was INVALID, or so many in a row ERRORED; else empty.
+    """
+    last = list(configuration.runs.items())[-max_errors_in_a_row:]
+    if last and last[-1][1].outcome is Outcome.INVALID:
+        return [last[-1][0]]
+    has_failed = len(last) == max_errors_in_a_row and all(
+        run.outcome is Outcome.ERRORED for _, run in last
+    )
+    return [number for number, _ in last] if has_failed else []

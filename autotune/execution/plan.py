@@ -188,6 +188,30 @@ class TrainingPlan:
             with suppress(OSError):  # it has states
                 states.rmdir()
 
+    def command_line(
+        self, subcommand: Sequence[str] = (), replaced: Mapping[str, object] | None = None
+    ) -> str:
+        """Command line that resumes the study or comparison, without passwords.
+
+        Args:
+            subcommand: what comes before its arguments, such as ``record --push`` or ``compare``.
+            replaced: values of keys that the command line sets anew.
+        """
+        values = {"study.name": self.name, **(replaced or {})}
+        kept = [
+            without_secrets(argument)
+            for argument in self.command
+            if argument.partition("=")[0] not in {*values, "dry_run"}
+        ]
+        pairs = [f"{key}={value}" for key, value in values.items()]
+        return shlex.join(["python", "-m", "autotune", *subcommand, *kept, *pairs])
+
+    def _definition(self, **content: Any) -> dict[str, Any]:
+        """A definition, as plain JSON, with what those of studies and comparisons share."""
+        shared = {"objective": self.composed.plain["objective"], "seed": self.config.study.seed}
+        content = {"experiment": self.experiment, **content, **shared}
+        return dict(json.loads(json.dumps(without_secrets_in(content), default=str)))
+
     def settings(self) -> dict[str, object]:
         """What is trained to which target and scored how, in a few words for people."""
         target = self.trial.target
@@ -248,24 +272,6 @@ class StudyPlan(TrainingPlan):
             and self.config.search.max_concurrent_trials is not None
         )
 
-    def command_line(
-        self, subcommand: Sequence[str] = (), replaced: Mapping[str, object] | None = None
-    ) -> str:
-        """Command line that resumes the study, without passwords.
-
-        Args:
-            subcommand: what comes before the study's arguments, such as ``record --push``.
-            replaced: values of keys that the command line sets anew.
-        """
-        values = {"study.name": self.name, **(replaced or {})}
-        kept = [
-            without_secrets(argument)
-            for argument in self.command
-            if argument.partition("=")[0] not in {*values, "dry_run"}
-        ]
-        pairs = [f"{key}={value}" for key, value in values.items()]
-        return shlex.join(["python", "-m", "autotune", *subcommand, *kept, *pairs])
-
     @property
     def further_command(self) -> str:
         """Command line that continues the search with twice the budget."""
@@ -289,17 +295,9 @@ class StudyPlan(TrainingPlan):
 
     def definition(self) -> dict[str, Any]:
         """Settings that must be equal for two commands to mean the same study, as plain JSON."""
-        trial = self.trial.as_dict()
-        content = {
-            "experiment": self.experiment,
-            "configuration": {
-                key: trial[key] for key in trial if key not in ("seed", "allowed_targets")
-            },
-            "search_space": self.space.as_mapping(),
-            "objective": self.composed.plain["objective"],
-            "seed": self.config.study.seed,
-        }
-        return dict(json.loads(json.dumps(without_secrets_in(content), default=str)))
+        return self._definition(
+            configuration=defining(self.trial.as_dict()), search_space=self.space.as_mapping()
+        )
 
     def stopping(self) -> StoppingRule:
         """Make a new stopping rule for this study.
@@ -324,6 +322,11 @@ class StudyPlan(TrainingPlan):
             objective=self.objective,
             earlier=self.earlier,
         )
+
+
+def defining(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a training's configuration that a definition has: what no run changes."""
+    return {key: config[key] for key in config if key not in ("seed", "allowed_targets")}
 
 
 def plan_study(

@@ -4,7 +4,7 @@ and its files.
 Time to target is steps to target times seconds per step, so all three are reported, each as the
 first configuration's value divided by another one's. Configurations that differ in nothing but
 their workers and the batch that these share also have the efficiency of the workers. Files are
-rewritten after every run, so that a comparison that is killed keeps what it measured.
+rewritten after every run, from the runs in the comparison's storage.
 """
 
 import math
@@ -33,6 +33,9 @@ from autotune.reporting.study_files import (
     write_csv,
     write_json,
 )
+
+RESULTS = "compare.json"
+"""The file, in a comparison's folder, with its configurations, runs and ratios."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +222,7 @@ def write_comparison(
             {"side": each.name, "pair": number, **run.as_dict()} for each, number, run in in_order
         ],
     }
-    write_json(folder / "compare.json", content)
+    write_json(folder / RESULTS, content)
     rows = []
     for each, number, run in in_order:
         score = each.scores[number].score if each.scores[number].reached else None
@@ -227,7 +230,7 @@ def write_comparison(
         rows.append([each.name, number, *cells, step_seconds(run), run.test_metric])
     header = ["side", "pair", *MEASURED, "step_seconds", "test_metric"]
     write_csv(folder / "runs.csv", header, rows)
-    return [folder / "compare.json", folder / "runs.csv"]
+    return [folder / RESULTS, folder / "runs.csv"]
 
 
 def _as_json(comparison: Comparison, each: Compared) -> dict[str, Any]:

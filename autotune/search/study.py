@@ -75,21 +75,21 @@ def open_study(
     folder: Path,
     *,
     storage_url: str | None,
-    make_sampler: Callable[[int], object],
-    seed: int,
     definition: Mapping[str, Any],
+    make_sampler: Callable[[int], object] | None = None,
+    seed: int = 0,
 ) -> tuple[Study, PausingSampler | None]:
     """Open the study of a name, or create it, and return it with its sampler if that pauses trials,
     else with None.
 
     Args:
-        make_sampler: makes a sampler from a seed: an Optuna sampler or one that pauses trials. A
-            resumed sampler must not draw again what it drew at the start, so its seed depends on
-            how many trials there are.
-        seed: seed of the study.
         definition: settings that two runs of one study must have in common; plain data, kept in the
             storage. The ``target.max_train_seconds`` of its ``configuration`` may be raised: the
             stored one is then replaced.
+        make_sampler: makes a sampler from a seed: an Optuna sampler or one that pauses trials. A
+            resumed sampler must not draw again what it drew at the start, so its seed depends on
+            how many trials there are. None for a comparison, which has no trials.
+        seed: seed of the study.
 
     Raises:
         StudyError: the study exists with another definition, and the message names the first
@@ -122,10 +122,12 @@ def open_study(
         learnt = f", with warm_start=[{name}] to learn from the trials of this one"
         raise StudyError(
             f"study.name={name}: was made for something else ({difference}); use the same,"
-            f" or another study.name{learnt if 'search_space' in wanted else ''}"
+            f" or another study.name{learnt if 'search_space' in kept else ''}"
         )
     if kept != stored:
         study.set_user_attr(_DEFINITION, kept)
+    if make_sampler is None:
+        return study, None
     sampler = make_sampler(derived_seed(seed, f"sampler {len(study.get_trials(deepcopy=False))}"))
     study.sampler = optuna_sampler(sampler)
     return study, sampler if isinstance(sampler, PausingSampler) else None

@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import os
+import shlex
 import signal
 import subprocess
 from collections import Counter
@@ -17,13 +18,21 @@ import pytest
 from mlflow import MlflowClient
 
 from autotune.compare import compare_command
-from autotune.confirm.compare import check_failures
-from autotune.errors import ConfigError, WorkerError
+from autotune.confirm.compare import (
+    ComparisonPlan,
+    check_failures,
+    compose_configurations,
+    open_comparison,
+    plan_comparison,
+)
+from autotune.errors import ConfigError, StudyError, WorkerError
 from autotune.objective import AmortisedTime
 from autotune.outcome import Outcome
 from autotune.reporting.comparison import Compared
+from autotune.search.study import store_confirmation
 from tests.support.patience import exit_code, wait_until
-from tests.support.records import make_result
+from tests.support.records import make_evaluation, make_result
+from tests.support.studies import runs_of
 
 Refusal = Callable[..., str]
 
@@ -97,6 +106,7 @@ def test_its_files_hold_every_run_and_the_ratios(compared: Whole) -> None:
         if path.is_file()
     }
     assert files - {".lock"} == {
+        "study.log",
         "compare.json",
         "runs.csv",
         "autotune.log",
@@ -153,14 +163,83 @@ def test_mlflow_has_the_comparison_and_its_runs(compared: Whole) -> None:
     }
 
 
-def test_a_comparison_keeps_the_files_of_an_earlier_one(
-    compared: Whole, monkeypatch: pytest.MonkeyPatch
+def test_a_finished_comparison_is_only_reported_again(
+    compared: Whole, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = compared.found
+    (compared.folder / "compare.json").unlink()
     monkeypatch.chdir(compared.working_folder)
-    with pytest.raises(ConfigError, match=r"^study\.name: "):
-        compare_command(_COMMAND)
+    assert compare_command(_COMMAND) == 0
+    said = capsys.readouterr().out
+    assert "run " not in said
+    assert said.splitlines()[-2:] == compared.ended.stdout.splitlines()[-2:]
     assert compared.found == before
+    with pytest.raises(
+        StudyError,
+        match=r"study\.name=two: .* \(configurations\.a\.optimizer\.lr: 0\.05 there, 0\.06 here\)",
+    ):
+        compare_command([*_COMMAND[:1], "a=[optimizer.lr=0.06]", *_COMMAND[2:]])
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Callable[..., ComparisonPlan]:
+    """Makes the plan of a comparison that is new to this process, in the same folder each time."""
+
+    def plan(num_seeds: int = 4) -> ComparisonPlan:
+        common = ["experiment=cnn_smoke", "study.name=two", f"study.folder={tmp_path}"]
+        sides = {"a": ["optimizer.lr=0.05"], "b": ["optimizer.lr=0.1"]}
+        configurations = compose_configurations(common, sides, [])
+        return plan_comparison(configurations, num_seeds=num_seeds, command=common, code_folders=[])
+
+    return plan
+
+
+def test_a_comparison_has_the_runs_of_earlier_processes_and_may_have_more_of_them(
+    planned: Callable[..., ComparisonPlan],
+) -> None:
+    study = open_comparison(planned())
+    for index, number in [(0, 0), (1, 0), (1, 1)]:
+        result = make_result(number, Outcome.REACHED, make_evaluation(1.0))
+        store_confirmation(study, index, number, result)
+    again = planned(num_seeds=6)
+    open_comparison(again)
+    assert [run.name for run, _, _ in again.ended_runs()] == ["a-0", "b-0", "b-1"]
+    assert (again.num_runs, again.num_wanted) == (3, 12)
+    with pytest.raises(StudyError, match=r"^num_seeds: found 1, and study\.name=two has 2 pairs"):
+        open_comparison(planned(num_seeds=1))
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "kept"),
+    [
+        ([Outcome.REACHED, *[Outcome.ERRORED] * 3], 1),  # which ended the earlier process
+        ([Outcome.REACHED, *[Outcome.ERRORED] * 2], 3),
+        ([Outcome.REACHED, Outcome.INVALID], 1),
+    ],
+)
+def test_failures_that_ended_a_comparison_are_tried_again(
+    planned: Callable[..., ComparisonPlan], outcomes: list[Outcome], kept: int
+) -> None:
+    study, again = open_comparison(planned()), planned()
+    for number, outcome in enumerate(outcomes):
+        store_confirmation(study, 1, number, make_result(number, outcome, error="boom"))
+    open_comparison(again)
+    assert again.num_runs == kept
+    store_confirmation(study, 1, kept, make_result(kept, Outcome.REACHED, make_evaluation(1.0)))
+    again = planned()
+    open_comparison(again)
+    assert again.configurations[1].runs[kept].outcome is Outcome.REACHED, "the later result counts"
+
+
+def test_results_of_a_comparison_without_its_storage_are_not_written_over(
+    planned: Callable[..., ComparisonPlan], tmp_path: Path
+) -> None:
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two/compare.json").write_text("{}")
+    with pytest.raises(
+        StudyError, match=r"study\.name=two: .*/two has compare\.json of an earlier"
+    ):
+        open_comparison(planned())
 
 
 @pytest.mark.slow
@@ -196,20 +275,45 @@ def test_a_side_that_dies_never_reached_and_keeps_what_it_had_evaluated(
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_was_measured(commands: Any, tmp_path: Path) -> None:
-    command = ("experiment=cnn_smoke", *_SIDES, "num_seeds=50", "study.name=long", "tracking=none")
-    process = commands.start(*command, folder=tmp_path, module="autotune.compare")
+def test_a_comparison_that_was_killed_or_interrupted_continues_where_it_stopped(
+    commands: Any, tmp_path: Path
+) -> None:
+    command = ("experiment=cnn_smoke", *_SIDES, "num_seeds=6", "study.name=long")
     kept = tmp_path / "outputs/long/compare.json"
-    wait_until(kept.is_file, process=process)
-    os.killpg(process.pid, signal.SIGINT)
-    assert exit_code(process) == 130
-    found = json.loads(kept.read_text())
-    assert not found["is_complete"]
-    assert 1 <= len(found["runs"]) < 100
-    assert (
-        f"interrupted after {len(found['runs'])} of 100 runs" in (tmp_path / "out.txt").read_text()
-    )
-    assert (tmp_path / "err.txt").read_text() == ""
+
+    def runs() -> dict[tuple[str, int], Any]:
+        found = json.loads(kept.read_text()) if kept.is_file() else {"runs": []}
+        return {(run["side"], run["pair"]): run for run in found["runs"]}
+
+    made, begun = [], kept.with_name("study.log")
+    for number in (signal.SIGINT, signal.SIGKILL, signal.SIGINT):
+        num_before = len(runs())
+        is_first = not begun.is_file()  # ended before its first run has
+        process = commands.start(*command, folder=tmp_path, module="autotune.compare")
+        wait_until(
+            lambda first=is_first, n=num_before: begun.is_file() and (first or len(runs()) > n),
+            process=process,
+        )
+        os.killpg(process.pid, number)
+        assert exit_code(process) == (130 if number == signal.SIGINT else -number)
+        made.append(runs())
+        assert (tmp_path / "err.txt").read_text() == ""
+    said = (tmp_path / "out.txt").read_text().splitlines()
+    assert f"  interrupted after {len(made[-1])} of 12 runs" in said
+    assert said[-2] == "interrupted; the same comparison continues with"
+    python, dash_m, autotune, subcommand, *arguments = shlex.split(said[-1])
+    assert (python, dash_m, autotune, subcommand) == ("python", "-m", "autotune", "compare")
+    assert sorted(arguments) == sorted(command)
+
+    last = commands.succeed(subcommand, *arguments, folder=tmp_path)
+    assert made[0].items() <= made[1].items() <= made[2].items() <= runs().items()
+    assert len(runs()) == 12
+    numbers = [line.split()[1] for line in last.splitlines() if line.startswith("run ")]
+    assert numbers == [f"{number}" for number in range(len(made[-1]) + 1, 13)]
+    tracked = [run for run in runs_of(tmp_path) if run.data.tags["autotune.phase"] == "compare"]
+    names = Counter(run.info.run_name for run in tracked if run.info.status == "FINISHED")
+    assert names == {f"{side}-{number}": 1 for side in "ab" for number in range(6)}
+    assert not [run for run in runs_of(tmp_path) if run.info.status == "RUNNING"]
 
 
 @pytest.mark.parametrize(
