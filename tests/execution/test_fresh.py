@@ -12,13 +12,14 @@ import pytest
 from autotune.config.command_line import Interrupt
 from autotune.config.schema import TrialConfig
 from autotune.confirm.runs import compiled_anew
+from autotune.contention import Contention
 from autotune.execution.fresh import FreshProcesses
 from autotune.execution.launcher import Launcher
-from autotune.execution.task import TrialTask
-from autotune.measurement import Evaluation, TrialResult
+from autotune.execution.task import TrialTask, WorkerReport
+from autotune.measurement import Evaluation
 from autotune.outcome import Outcome
 from tests.support.patience import is_alive, wait_until
-from tests.support.records import make_evaluation, make_result, make_trial_task
+from tests.support.records import make_evaluation, make_trial_task
 from tests.support.tracked import make_run
 
 _TRAININGS = """
@@ -104,15 +105,26 @@ def test_a_run_whose_times_are_spoilt_is_made_again_if_it_is_short(
     make_task: MakeTask, train_seconds: float, num_runs: list[int]
 ) -> None:
     class Spoilt(FreshProcesses):
-        def _train_once(self, *_: Any) -> tuple[TrialResult, bool]:
+        def _trained_once(self, run: Any) -> WorkerReport:
             made.append(train_seconds)
-            last = make_evaluation(train_seconds)
-            return make_result(0, Outcome.REACHED, last, contention="it waited"), False
+            last = WorkerReport(
+                evaluation=make_evaluation(train_seconds, outcome=Outcome.REACHED),
+                outcome=Outcome.REACHED,
+                contention=Contention(
+                    seconds=train_seconds,
+                    stopped_seconds=train_seconds / 2,
+                    waited_seconds=0.0,
+                    others_cpu_seconds=0.0,
+                    study_cpu_seconds=0.0,
+                ),
+            )
+            run.reported(last)
+            return last
 
     processes = Spoilt(interrupt=Interrupt())
     for expected in num_runs:
         made: list[float] = []
         result = processes.train(make_task(), TRACKED)
         assert result is not None
-        assert result.contention == "it waited"
+        assert "was stopped" in str(result.contention)
         assert len(made) == expected, "after three in vain, the machine is always that busy"

@@ -144,17 +144,17 @@ def test_the_time_limit_of_a_training_may_be_raised_while_it_is_paused(
     short: MakeConfig, tmp_path: Path
 ) -> None:
     config = short()
-    first = train(config)
+    first = train(config, states=TrainingStates(tmp_path))
     next(first)
-    first.send(tmp_path)
+    first.send(True)
     first.close()
 
     def limited(seconds: float) -> TrialConfig:
         return replace(config, target=replace(config.target, max_train_seconds=seconds))
 
     with pytest.raises(DataError, match=r"target\.max_train_seconds: 1000\.0 there, 999\.0 here"):
-        next(train(limited(999.0), paused_folder=tmp_path))
-    assert len(list(train(limited(2000.0), paused_folder=tmp_path))) == 3
+        next(train(limited(999.0), states=TrainingStates(tmp_path)))
+    assert len(list(train(limited(2000.0), states=TrainingStates(tmp_path)))) == 3
 
 
 def test_a_state_of_another_configuration_is_refused(short: MakeConfig, tmp_path: Path) -> None:
