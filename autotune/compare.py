@@ -33,6 +33,7 @@ from autotune.execution.launcher import started_launcher
 from autotune.redaction import without_secrets
 from autotune.reporting.comparison import Comparison
 from autotune.reporting.terminal import output_console
+from autotune.session import refuse_within_training
 
 _PURPOSE = (
     "Compare configurations by time to target and time of a step: in turns, in fresh processes."
@@ -138,6 +139,7 @@ def compare_command(arguments: Sequence[str]) -> int:
             text = each.composer.config_yaml(resolve=line.resolve)
             print(f"---\n# {each.name}: {' '.join(each.overrides)}\n{text}", end="")
         return 0
+    refuse_within_training("compare")
     comparison = compare(
         common,
         num_seeds=own.num_seeds,

@@ -304,23 +304,37 @@ def in_trial(trial: TrialInfo) -> Iterator[None]:
         yield
 
 
-def refuse_within_training() -> None:
-    """Refuse to tune in a process that trains, or that is one of several which a launcher has
-    started.
+def refuse_within_training(command: str = "tune") -> None:
+    """Refuse a command that starts processes of its own in a process that trains, or that is one of
+    several which a launcher has started.
+
+    A batch script's own shell, which knows the job's number of tasks, is none of them. The first
+    task of a SLURM step is let through with one task a node, since Ray has such a step, and the
+    driver may be started within it (``ray symmetric-run``); and in a shell of ``srun --pty``.
 
     Raises:
         ConfigError: this is such a process.
     """
     if PROCESS in os.environ or ADDRESS in os.environ:
         raise ConfigError(
-            "tune: was called within a trial; in a script that is trained, or starts processes, it"
-            " belongs beneath if __name__ == '__main__'"
+            f"{command}: was called within a trial; in a script that is trained, or starts"
+            " processes, it belongs beneath if __name__ == '__main__'"
         )
-    for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"):
-        if (size := os.environ.get(name, "1")) != "1":
+    *launchers, slurm = WORLD_SIZES
+    if (size := os.environ.get(slurm) or "1") != "1":
+        task, nodes = (os.environ.get(name) for name in ("SLURM_PROCID", "SLURM_STEP_NUM_NODES"))
+        if task != "0" or (nodes != size and "SLURM_PTY_PORT" not in os.environ):
             raise ConfigError(
-                f"tune: was called in one of {size} processes ({name}); start it without torchrun,"
-                " accelerate launch or mpirun: a study starts its own processes"
+                f"{command}: was called in task {task} of {size} that srun has started ({slurm});"
+                " start it once, with srun --ntasks=1 or by the batch script itself: a study starts"
+                " its own processes"
+            )
+        launchers = ["WORLD_SIZE"]  # srun sets those of MPI for its own tasks
+    for name in launchers:
+        if (size := os.environ.get(name) or "1") != "1":
+            raise ConfigError(
+                f"{command}: was called in one of {size} processes ({name}); start it without"
+                " torchrun, accelerate launch or mpirun: a study starts its own processes"
             )
 
 

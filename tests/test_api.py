@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ import yaml
 
 import autotune
 from autotune import api
+from autotune.compare import compare_command
 from autotune.config.compose import Composer
 from autotune.errors import AutotuneError, ConfigError, StudyError
 from autotune.outcome import Outcome
 from autotune.reporting.study_files import write_json
 from autotune.search.study import finished_results, read_study
+from autotune.session import refuse_within_training
 from autotune.tune_study import tune_command
 
 SCRIPT = """
@@ -338,7 +341,7 @@ def test_devices_and_keys_beneath_others_are_searched_where_the_configuration_ha
     assert (composed.num_workers, composed.num_processes) == (2, 1), "a command starts its own"
 
 
-@pytest.mark.parametrize("launcher", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"])
+@pytest.mark.parametrize("launcher", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
 def test_a_study_in_one_of_several_processes_is_refused_before_it_writes_anything(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, launcher: str
 ) -> None:
@@ -349,4 +352,34 @@ def test_a_study_in_one_of_several_processes_is_refused_before_it_writes_anythin
         autotune.tune(**call({"lr": [1]}, lr=1))
     with pytest.raises(ConfigError, match=said):
         tune_command(["experiment=cnn"])
+    with pytest.raises(ConfigError, match=said.replace("tune", "compare", 1)):
+        compare_command(["experiment=cnn", "a=[]", "b=[optimizer.lr=0.2]"])
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("slurm", "is_refused"),
+    [
+        ("SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=8 SLURM_STEP_NUM_NODES=1", True),
+        # the first of eight on a node, which may have an eighth of the node
+        ("SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=8 SLURM_STEP_NUM_NODES=1 PMI_SIZE=8", True),
+        # a step with a task a node, as Ray has it on SLURM
+        ("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=2", True),
+        ("SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=2 PMI_SIZE=2", False),
+        # the shell of srun --ntasks=8 --pty, and the seven beside it
+        ("SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=8 SLURM_STEP_NUM_NODES=1 SLURM_PTY_PORT=1", False),
+        ("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=8 SLURM_STEP_NUM_NODES=1", True),
+        # srun --ntasks=1, a batch script's own shell, that of salloc
+        ("SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_NUM_NODES=1 SLURM_NTASKS=1", False),
+        ("SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_NNODES=2", False),
+        ("SLURM_NTASKS=8 SLURM_NNODES=2", False),
+    ],
+)
+def test_tasks_of_slurm_beside_the_first_are_refused(
+    monkeypatch: pytest.MonkeyPatch, slurm: str, is_refused: bool
+) -> None:
+    for pair in slurm.split():
+        monkeypatch.setenv(*pair.split("="))
+    said = r"^tune: was called in task \d of \d that srun has started .*; start it once, with srun"
+    with pytest.raises(ConfigError, match=said) if is_refused else nullcontext():
+        refuse_within_training()
