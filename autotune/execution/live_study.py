@@ -24,7 +24,7 @@ from autotune.redaction import without_secrets
 from autotune.reporting.terminal import StudyDisplay
 from autotune.search.samplers import PausingSampler
 from autotune.search.scheduler import Scheduler
-from autotune.search.storage import told_storage_errors
+from autotune.search.storage import sole_driver, told_storage_errors
 from autotune.search.study import (
     Study,
     confirmations,
@@ -161,6 +161,7 @@ def opened(
         sole_user(plan.folder),
         log_file(plan.folder / "autotune.log", partial(say, console)),
         told_storage_errors(plan.command_line()),
+        contextlib.ExitStack() as entered,
     ):
         study, sampler = open_study(
             plan.name,
@@ -170,6 +171,7 @@ def opened(
             seed=plan.config.study.seed,
             definition=plan.definition(),
         )
+        entered.enter_context(sole_driver(study, interrupt, partial(say, console)))
         if not study.metric_names:
             study.set_metric_names([plan.score_format.description])
         policy = _policy(plan, study, sampler)

@@ -16,6 +16,8 @@ from autotune.files import appending, check_kind, check_writable, make_folder, o
 from autotune.redaction import LogFormatter
 from autotune.tracking.writer import ShownWarnings
 
+logger = logging.getLogger(__name__)
+
 
 @contextlib.contextmanager
 def sole_user(folder: Path) -> Iterator[None]:
@@ -33,10 +35,12 @@ def sole_user(folder: Path) -> Iterator[None]:
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise StudyError(
                 f"study.name={folder.name}: another process runs it; give another study.name"
             ) from error
+        except OSError:  # a file system without locks: the driver's attribute in the storage guards
+            logger.info("%s: cannot be locked on its file system", folder)
         with _refused_as_study():
             check_writable(folder)
         _delete_hang_files(folder)

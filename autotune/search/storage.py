@@ -6,13 +6,18 @@ line, and all that was written is kept.
 
 import json
 import os
+import platform
+import threading
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from logging import getLogger
 from pathlib import Path
 from typing import Any
 
+import optuna
+import psutil
 import sqlalchemy
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
@@ -32,6 +37,16 @@ _CONNECT_ARGUMENTS = {
 }
 """Limits on waiting for a database, by driver: without them a connection that went silent is
 waited for without end."""
+
+DRIVER = "autotune:driver"
+"""Attribute of a study: the process that runs it, and when that last said so; None after it ended
+in good order."""
+_BEAT_SECONDS = 20.0
+"""Seconds after which the process that runs a study says so again."""
+_DEAD_SECONDS = 60.0
+"""Seconds of silence after which that process counts as dead, if it is another machine's."""
+_LONG_AGO_SECONDS = 3600.0
+"""Seconds since it last said so after which it counts as dead at once, however clocks differ."""
 
 logger = getLogger("autotune.search")
 
@@ -157,6 +172,115 @@ def _drop_unfinished_line(path: Path) -> None:
 
 
 @contextmanager
+def sole_driver(
+    study: optuna.Study, interrupt: threading.Event, say: Callable[[str], object]
+) -> Iterator[None]:
+    """Keep a study's storage to this process, among the processes of all machines.
+
+    One that was killed on this machine is seen to be gone. Of one that was killed on another
+    machine nothing is heard any more, which is waited for.
+
+    Args:
+        interrupt: ends the wait; it is also set where another process has taken the study over,
+            since this one stood still for too long.
+        say: prints a line for the user.
+
+    Raises:
+        StudyError: another process runs the study; names it.
+    """
+    me = this_process()
+    _wait_for_other_driver(study, me, interrupt, say)
+    is_over = threading.Event()
+    study.set_user_attr(DRIVER, {**me, "at": time.time()})
+
+    def beat() -> None:
+        heard_at = time.monotonic()
+        while not is_over.wait(_BEAT_SECONDS):
+            with suppress(*_STORAGE_ERRORS):  # whoever needs the storage meets them too
+                if time.monotonic() - heard_at > _DEAD_SECONDS and _is_of_another(study, me):
+                    say(f"study.name={study.study_name}: another process has taken it over")
+                    interrupt.set()
+                    return
+                study.set_user_attr(DRIVER, {**me, "at": time.time()})
+                heard_at = time.monotonic()
+
+    beating = threading.Thread(target=beat, name="driver of the study", daemon=True)
+    beating.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        beating.join(1.0)
+        with suppress(*_STORAGE_ERRORS):
+            if not _is_of_another(study, me):
+                study.set_user_attr(DRIVER, None)
+
+
+def _wait_for_other_driver(
+    study: optuna.Study,
+    me: dict[str, Any],
+    interrupt: threading.Event,
+    say: Callable[[str], object],
+) -> None:
+    first = found = _driver(study)
+    if first is None or time.time() - first["at"] > _LONG_AGO_SECONDS:
+        return
+    name, other = study.study_name, f"process {first['pid']} on {first['host']}"
+    if first["machine"] == me["machine"]:
+        process = process_facts(first["pid"])
+        if process["pid"] == me["pid"] or abs(process["started"] - first["started"]) > 2:
+            return
+    else:
+        say(
+            f"study.name={name}: {other} ran it and did not end in order; waiting, at most"
+            f" {_DEAD_SECONDS:.0f} s, to hear whether it still runs"
+        )
+        dead_at = time.monotonic() + _DEAD_SECONDS  # by this clock: others may differ from it
+        while (found := _driver(study)) == first:
+            if time.monotonic() > dead_at:
+                return
+            if interrupt.wait(1.0):
+                raise KeyboardInterrupt
+    if found is not None:
+        raise StudyError(f"study.name={name}: {other} runs it; give another study.name")
+
+
+def _is_of_another(study: optuna.Study, me: dict[str, Any]) -> bool:
+    driver = _driver(study)
+    return driver is not None and {**driver, "at": 0} != {**me, "at": 0}
+
+
+def _driver(study: optuna.Study) -> dict[str, Any] | None:
+    # Study.user_attrs copies all of them, with all confirmation runs
+    storage, number = study._storage, study._study_id  # noqa: SLF001
+    driver: dict[str, Any] | None = storage.get_study_user_attrs(number).get(DRIVER)
+    return driver
+
+
+def this_process() -> dict[str, Any]:
+    """What tells this process from all others, on any machine."""
+    return {"host": platform.node(), "machine": _machine(), **process_facts(os.getpid())}
+
+
+def process_facts(pid: int) -> dict[str, Any]:
+    """Id and start, as Unix time, of a process of this machine; 0 if there is none."""
+    with suppress(psutil.Error):
+        return {"pid": pid, "started": round(psutil.Process(pid).create_time())}
+    return {"pid": pid, "started": 0}
+
+
+def _machine() -> str:
+    """Text that identifies the space of process ids: the running kernel, and the container."""
+    with suppress(OSError):
+        kernel = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        return f"{kernel} {Path('/proc/self/ns/pid').readlink()}"
+    return platform.node()
+
+
+_STORAGE_ERRORS = (StorageInternalError, sqlalchemy.exc.SQLAlchemyError)
+
+
+@contextmanager
 def told_storage_errors(resume_command: str) -> Iterator[None]:
     """Report a study storage that fails in one line, with the command that resumes the study once
     it works again.
@@ -166,7 +290,7 @@ def told_storage_errors(resume_command: str) -> Iterator[None]:
     """
     try:
         yield
-    except (StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as error:
+    except _STORAGE_ERRORS as error:
         raise StudyError(
             f"search.storage: {_reason(error)}; what was in it is kept, and the study continues"
             f" with: {resume_command}"

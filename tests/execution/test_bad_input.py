@@ -2,6 +2,8 @@
 run.
 """
 
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from autotune.execution.cluster import RaySession
 from autotune.execution.live_study import opened
 from autotune.execution.plan import plan_study
 from autotune.export import export_command
+from autotune.search import storage
 from autotune.training.device import local_capabilities
 from autotune.tune_study import tune_command
 
@@ -131,6 +134,24 @@ def test_a_study_of_that_name_with_other_settings_is_one_line(
     assert "study.name=mine" in said
     assert "0.9" in said
     assert "0.95" in said
+
+
+def test_a_study_that_runs_elsewhere_on_the_same_database_is_one_line(
+    refusal: Refusal, tmp_path: Path
+) -> None:
+    database = f"search.storage=sqlite:///{tmp_path}/studies.db"
+    command = ("experiment=cnn_smoke", _SMALL_SPACE, "study.name=mine", "tracking=none", database)
+    plan = plan_study(
+        Composer([*command, f"study.folder={tmp_path}/elsewhere"]), local_capabilities()
+    )
+    with opened(plan, console=Console(), connection=RaySession(plan.config.cluster)) as live:
+        pass
+    runs = {**storage.this_process(), **storage.process_facts(os.getppid()), "host": "node7"}
+    live.study.set_user_attr(storage.DRIVER, {**runs, "at": time.time()})
+    said = refusal(*command)
+    assert said == (
+        f"study.name=mine: process {os.getppid()} on node7 runs it; give another study.name"
+    )
 
 
 def test_a_cluster_that_is_not_there_is_one_line(refusal: Refusal) -> None:

@@ -2,6 +2,9 @@
 anything is trained.
 """
 
+import errno
+import fcntl
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -107,6 +110,17 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
         pass
     assert not (folder / ".probe").exists()
     with sole_user(folder):
+        pass
+
+
+def test_a_folder_on_a_file_system_without_locks_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with sole_user(tmp_path / "study"):
         pass
 
 

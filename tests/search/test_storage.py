@@ -2,8 +2,12 @@
 kept.
 """
 
+import multiprocessing
+import os
 import shutil
+import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,8 @@ from optuna.distributions import FloatDistribution
 from optuna.storages.journal import JournalFileBackend
 
 from autotune.errors import StudyError
-from autotune.search.storage import JOURNAL, told_storage_errors
+from autotune.search import storage
+from autotune.search.storage import DRIVER, JOURNAL, sole_driver, told_storage_errors
 from autotune.search.study import read_study
 from tests.search.test_study import open_in
 from tests.support.postgresql import PostgreSql, running_postgresql
@@ -180,3 +185,82 @@ def test_a_database_that_goes_is_one_line_and_the_study_goes_on_once_it_is_back(
     again = open_in(tmp_path, url=url)
     run_trials(again, 1)
     assert len([trial for trial in again.trials if trial.state.is_finished()]) == 4
+
+
+def _drive(folder: Path, url: str | None, is_at_work: Any) -> None:
+    with sole_driver(open_in(folder, url=url), threading.Event(), print):
+        is_at_work.set()
+        signal.pause()
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[Callable[..., int]]:
+    """Starts a process that drives a study, and returns its id."""
+    spawning, started = multiprocessing.get_context("spawn"), list[Any]()
+
+    def start(url: str | None) -> int:
+        is_at_work = spawning.Event()
+        started.append(spawning.Process(target=_drive, args=(tmp_path, url, is_at_work)))
+        started[-1].start()
+        assert is_at_work.wait(60)
+        return int(started[-1].pid)
+
+    yield start
+    for process in started:
+        process.kill()
+        process.join()
+
+
+@pytest.mark.parametrize("in_database", [False, True])
+def test_a_second_driver_of_a_storage_is_refused_until_the_first_is_gone(
+    tmp_path: Path, driver: Callable[..., int], in_database: bool
+) -> None:
+    url = f"sqlite:///{tmp_path / 'studies.db'}" if in_database else None
+    first, said = driver(url), list[str]()
+    study = open_in(tmp_path, url=url)
+    who = rf"^study\.name=first: process {first} on \S+ runs it; give another study\.name$"
+    with pytest.raises(StudyError, match=who), sole_driver(study, threading.Event(), said.append):
+        pass
+    os.kill(first, signal.SIGKILL)
+    os.waitpid(first, 0)
+    with sole_driver(study, threading.Event(), said.append):
+        assert study.user_attrs[DRIVER]["pid"] == os.getpid()
+    assert (said, study.user_attrs[DRIVER]) == ([], None)
+
+
+def test_a_driver_on_another_machine_is_given_time_to_say_that_it_lives(
+    tmp_path: Path, driver: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "_BEAT_SECONDS", 0.2)
+    monkeypatch.setattr(storage, "_DEAD_SECONDS", 2.0)
+    other, said = open_in(tmp_path), list[str]()
+    with sole_driver(other, threading.Event(), said.append):
+        monkeypatch.setattr(storage, "_machine", lambda: "another")
+        with (
+            pytest.raises(StudyError, match="runs it; give"),
+            sole_driver(open_in(tmp_path), threading.Event(), said.append),
+        ):
+            pass
+        monkeypatch.undo()
+        left = dict(other.user_attrs[DRIVER])
+    assert len(said) == 1
+    assert "did not end in order; waiting, at most 2 s, to hear" in said[0]
+    monkeypatch.setattr(storage, "_DEAD_SECONDS", 1.0)
+    other.set_user_attr(DRIVER, {**left, "machine": "another"})  # which was killed
+    with sole_driver(other, threading.Event(), said.append):
+        pass
+    assert len(said) == 2
+
+
+def test_a_driver_that_stood_still_ends_where_another_has_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "_BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(storage, "_DEAD_SECONDS", -1.0)  # each beat comes late
+    study, interrupt, said = open_in(tmp_path), threading.Event(), list[str]()
+    with sole_driver(study, interrupt, said.append):
+        taken = {"host": "b", "machine": "b", "pid": 1, "started": 1, "at": 1.0}
+        study.set_user_attr(DRIVER, taken)
+        assert interrupt.wait(10)
+    assert said == ["study.name=first: another process has taken it over"]
+    assert study.user_attrs[DRIVER] == taken
