@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from autotune.errors import DataError, FileError
 
@@ -27,6 +27,47 @@ STATES_FOLDER = "states"
 """Name of the folder of a study that has a folder for the states of each run that has not ended."""
 NOTICE_FILE = ".notice"
 """Name of the file, beside trainings' folders of states, that has each of them saved at once."""
+
+
+class StudyFile(NamedTuple):
+    """A file or a folder that autotune keeps in the folder of a study or a comparison."""
+
+    name: str
+    way: str
+    """How it is written: ``appended`` to, or only ``replaced``, which a file's link survives; or
+    ``folder``, for one of autotune's own files, or ``runs``, for what the user's code leaves, which
+    may be a link to another disk."""
+    meaning: str
+    is_result: bool = False
+    """Whether it holds what trials gave, so that it is never written over by another study."""
+
+
+STUDY_FILES = (
+    StudyFile("best.json", "replaced", "every confirmation run, speed-up, candidates", True),
+    StudyFile("summary.json", "replaced", "the same, also where nothing was confirmed", True),
+    StudyFile("best.yaml", "replaced", "the winner as an experiment", True),
+    StudyFile("best.py", "replaced", "the winner as a PyTorch program", True),
+    StudyFile("best_arguments.yaml", "replaced", "the winner's arguments of a function", True),
+    StudyFile("trials.csv", "appended", "a row a trial", True),
+    StudyFile("pareto_front.csv", "replaced", "the trials that none is better than in all", True),
+    StudyFile("recording", "folder", "all learning curves", True),
+    StudyFile("report.html", "replaced", "all of it on a page", True),
+    StudyFile("best.safetensors", "replaced", "the winner's weights"),
+    StudyFile("figures", "folder", "the report's charts, a page each"),
+    StudyFile("trace.csv", "appended", "which worker trained which trial, and when"),
+    StudyFile("study.log", "appended", "Optuna's journal"),
+    StudyFile("machine.yaml", "replaced", "the machine"),
+    StudyFile("autotune.log", "appended", "what libraries logged"),
+    StudyFile("compare.json", "replaced", "a comparison's runs and ratios"),
+    StudyFile("runs.csv", "replaced", "a row a run of a comparison"),
+    StudyFile("trials", "runs", "what each run of the user's code wrote and printed"),
+    StudyFile("mlflow", "folder", "what runs logged to MLflow, until the tracker has it"),
+    StudyFile("paused", "folder", "states of paused trials"),
+    StudyFile("compiled", "folder", "what confirmation compiles anew, while it runs"),
+    StudyFile(".weights", "folder", "weights of candidates"),
+    StudyFile(".ray", "folder", "what Ray cannot do without, during the search"),
+    StudyFile(".lock", "appended", "locked by the process that runs the study"),
+)
 
 
 def check_format(found: Any, where: object) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from autotune.files import STUDY_FILES
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 PAGES = (ROOT / "docs/your_own_code.md").read_text() + README
@@ -87,3 +89,14 @@ def test_every_file_that_a_page_links_to_is_there(page: Path) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len(README.split()) < 1200
+
+
+def test_its_table_of_a_studys_files_names_what_autotune_keeps_there() -> None:
+    table = README.partition("| file | what it is |")[2].partition("\n\n")[0]
+    named = {
+        name.rstrip("/")
+        for row in table.splitlines()[2:]
+        for name in re.findall(r"`([\w.]+/?)`", row.split("|")[1])
+    }
+    assert named > {"best.yaml", "figures", "trials"}
+    assert named <= {file.name for file in STUDY_FILES}

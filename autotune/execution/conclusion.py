@@ -20,8 +20,6 @@ from autotune.confirm.confirmation import Confirmation
 from autotune.confirm.race import Configuration
 from autotune.errors import FileError, StudyError, WorkerError
 from autotune.execution.exported import (
-    ARGUMENTS,
-    SCRIPT,
     WEIGHTS,
     exported_experiment,
     exported_model,
@@ -31,7 +29,7 @@ from autotune.execution.exported import (
 from autotune.execution.live_study import LiveStudy, busy_seconds, say
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import shown_path
-from autotune.files import replace_file
+from autotune.files import STUDY_FILES, replace_file
 from autotune.measurement import differing_devices
 from autotune.objective import Pareto
 from autotune.outcome import Outcome
@@ -58,19 +56,6 @@ from autotune.training.capabilities import versions
 
 logger = logging.getLogger(__name__)
 
-_KEPT = (
-    "best.yaml",
-    SCRIPT,
-    ARGUMENTS,
-    "best.json",
-    SUMMARY,
-    "trials.csv",
-    "pareto_front.csv",
-    "machine.yaml",
-    "recording",
-    REPORT,
-)
-"""What of a study's folder a tracker keeps, besides the figures."""
 _ADVICE = (
     "To find a faster one: more trials (search.num_trials), a wider search space, or a longer"
     " schedule where runs fell short of the target (epochs); to tell closer ones apart: more runs"
@@ -103,7 +88,8 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
         return end.print(no_script)
     finally:
         _draw(live)
-        kept = [folder / name for name in _KEPT if (folder / name).exists()]
+        results = [folder / file.name for file in STUDY_FILES if file.is_result]
+        kept = [path for path in [*results, folder / "machine.yaml"] if path.exists()]
         live.tracker.close(end.for_tracker([*kept, *sorted((folder / "figures").glob("*.html"))]))
 
 

@@ -12,7 +12,14 @@ from typing import TextIO
 
 from autotune.errors import FileError, StudyError
 from autotune.execution import task
-from autotune.files import appending, check_kind, check_writable, make_folder, opened_to_lock
+from autotune.files import (
+    STUDY_FILES,
+    appending,
+    check_kind,
+    check_writable,
+    make_folder,
+    opened_to_lock,
+)
 from autotune.redaction import LogFormatter
 from autotune.tracking.writer import ShownWarnings
 
@@ -31,7 +38,7 @@ def sole_user(folder: Path) -> Iterator[None]:
     with _refused_as_study():
         make_folder(folder)
         _check_kinds(folder)
-        file = opened_to_lock(folder / _LOCK)
+        file = opened_to_lock(folder / ".lock")
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -59,26 +66,6 @@ def _refused_as_study() -> Iterator[None]:
         raise StudyError(f"study.folder: {error}") from error
 
 
-_LOCK = ".lock"
-_FOLDERS = ("figures", "recording", "paused", ".weights", ".ray")
-_APPENDED = (_LOCK, "autotune.log", "study.log", "trace.csv", "trials.csv")
-_REPLACED = (
-    "best.json",
-    "best.py",
-    "best.safetensors",
-    "best.yaml",
-    "best_arguments.yaml",
-    "compare.json",
-    "machine.yaml",
-    "pareto_front.csv",
-    "report.html",
-    "runs.csv",
-    "summary.json",
-)
-"""What autotune keeps in a folder of a study or a comparison: folders, files that it appends to,
-and files that it only replaces."""
-
-
 def _check_kinds(folder: Path) -> None:
     """Check that all that autotune keeps in a folder is a file or a folder where it should be, and
     that no link leads elsewhere.
@@ -87,13 +74,12 @@ def _check_kinds(folder: Path) -> None:
         FileError: something else is in the place of a file or a folder; names it, and what was
             found.
     """
-    for names, is_folder, may_be_link in (
-        (_FOLDERS, True, False),
-        (_APPENDED, False, False),
-        (_REPLACED, False, True),
-    ):
-        for name in names:
-            check_kind(folder / name, is_folder=is_folder, may_be_link=may_be_link)
+    for file in STUDY_FILES:
+        check_kind(
+            folder / file.name,
+            is_folder=file.way in ("folder", "runs"),
+            may_be_link=file.way in ("replaced", "runs"),
+        )
     for state in (folder / "paused").glob("trial-*"):
         check_kind(state, is_folder=True)
 

@@ -25,7 +25,7 @@ from optuna.trial import TrialState
 
 from autotune.config.schema import first_difference, with_raised_limit
 from autotune.errors import ConfigError, DataError, StudyError
-from autotune.files import FORMAT, check_format
+from autotune.files import FORMAT, STUDY_FILES, check_format
 from autotune.measurement import Evaluation, LearningCurve, Target, TrialResult
 from autotune.objective import Objective
 from autotune.outcome import Outcome
@@ -60,8 +60,6 @@ _DEFINITION = "autotune:definition"
 _FORMAT = "autotune:format"
 _CONFIRMED = "autotune:confirmed:"
 _RACE = "autotune:race"
-_RESULTS = ("best.json", "recording", "trials.csv")
-"""What a study leaves in its folder once it has had a trial."""
 
 _RUN_ID = r"[0-9a-f]{32}"  # of MLflow's
 
@@ -326,7 +324,8 @@ def _check_has_no_results(name: str, folder: Path, storage_url: str | None) -> N
     """Raise StudyError if a folder has results of a study whose trials are not in its storage:
     they would be written over.
     """
-    found = next((result for result in _RESULTS if (folder / result).exists()), None)
+    results = (file.name for file in STUDY_FILES if file.is_result)
+    found = next((name for name in results if (folder / name).exists()), None)
     if found is not None:
         storage = folder / JOURNAL if storage_url is None else without_secrets(storage_url)
         raise StudyError(

@@ -22,6 +22,7 @@ from rich.console import Console
 
 from autotune.config.compose import Composer
 from autotune.export import export_command
+from autotune.files import STUDY_FILES
 from autotune.search.study import confirmations, read_study
 from autotune.train import train_command
 from autotune.training.checkpoint import read_weights
@@ -130,6 +131,7 @@ def test_its_folder_holds_every_file(study: Whole) -> None:
         *(f"recording/{name}" for name in recording),
         *(f"figures/{name}" for name in _FIGURES),
     }
+    assert {path.name for path in study.folder.iterdir()} <= {file.name for file in STUDY_FILES}
     assert {path.name for path in study.working_folder.iterdir()} <= {
         "outputs",
         "mlflow.db",

@@ -14,6 +14,7 @@ import pytest
 from autotune.errors import AutotuneError, StudyError
 from autotune.execution.study_folder import log_file, sole_user
 from autotune.execution.task import warn_once
+from autotune.files import STUDY_FILES
 from tests.execution.conftest import fill
 
 
@@ -28,18 +29,11 @@ def _refused(folder: Path) -> str:
     return str(refused.value).replace(str(folder), "whole")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "trials.csv",
-        "best.yaml",
-        "report.html",
-        "autotune.log",
-        "study.log",
-        "trace.csv",
-        "machine.yaml",
-    ],
-)
+def _written(*ways: str) -> list[str]:
+    return [file.name for file in STUDY_FILES if file.way in ways]
+
+
+@pytest.mark.parametrize("name", _written("appended", "replaced"))
 def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     assert (
@@ -48,7 +42,7 @@ def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path: Path, name: str) -
     )
 
 
-@pytest.mark.parametrize("name", ["figures", "recording", "paused", ".weights"])
+@pytest.mark.parametrize("name", _written("folder"))
 def test_a_file_or_a_link_in_the_place_of_a_folder_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("")
     assert (
@@ -64,9 +58,14 @@ def test_a_file_or_a_link_in_the_place_of_a_folder_is_refused(tmp_path: Path, na
     )
 
 
-@pytest.mark.parametrize(
-    "name", [".lock", "autotune.log", "study.log", "trials.csv", "paused/trial-3"]
-)
+def test_what_is_replaced_and_what_runs_leave_may_be_a_link(tmp_path: Path) -> None:
+    for name in _written("replaced", "runs"):
+        (tmp_path / name).symlink_to("/etc")
+    with sole_user(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("name", [*_written("appended"), "paused/trial-3"])
 def test_a_link_where_autotune_appends_leads_nowhere(tmp_path: Path, name: str) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
