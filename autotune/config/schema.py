@@ -107,6 +107,13 @@ class CheckpointConfig:
 
 
 @dataclass(kw_only=True)
+class TrialsConfig:
+    """Schema of ``trials``: the folders of runs of the user's code."""
+
+    keep: str
+
+
+@dataclass(kw_only=True)
 class StudyConfig:
     """Schema of ``study``."""
 
@@ -311,6 +318,7 @@ class Config(TrialConfig):
     tracking: dict[str, Any]
     confirm: ConfirmConfig
     study: StudyConfig
+    trials: TrialsConfig
     checkpoint: CheckpointConfig
     dry_run: bool
 

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +84,13 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
             f"{error}; every run is kept, and the files are written with: {command}"
         ) from error
     try:
-        return end.print(no_script)
+        exit_code = end.print(no_script)
+        live.delete_leftovers(
+            confirmation.runs if confirmation else {},
+            winner=end.best.trial if end.best else None,
+            is_over=True,
+        )
+        return exit_code
     finally:
         _draw(live)
         results = [folder / file.name for file in STUDY_FILES if file.is_result]
@@ -385,13 +390,8 @@ class _Conclusion:
         """Print that nothing reached the target, the trial that came closest, and what to try."""
         target, is_confirmed = self.plan.trial.target, self.confirmation is not None
         self.say(f"nothing reached {target}" + (" again on fresh seeds" if is_confirmed else ""))
-        measured = [
-            (result.last.shortfall(target), result)
-            for result in self.results
-            if result.last is not None and math.isfinite(result.last.metric)
-        ]
-        if measured and not is_confirmed:
-            _, closest = min(measured, key=itemgetter(0))
+        closest = self.live.closest
+        if closest is not None and not is_confirmed:
             _, _, *reached = words_of_result(closest, None, target, self.plan.score_format)
             what = " ".join(closest.overrides) or "the baseline"
             self.say(f"closest: trial {closest.trial}, {', '.join(reached)}: {what}")

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
+from types import MappingProxyType
 
 import yaml
 from rich.console import Console
@@ -17,6 +19,7 @@ from autotune.execution.cluster import RaySession
 from autotune.execution.launcher import Launcher, calling
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import log_file, sole_user
+from autotune.execution.trial_folder import RUNS_FOLDER, delete_files, run_names
 from autotune.files import FORMAT, FORMAT_KEY, replace_file
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
@@ -108,6 +111,61 @@ class LiveStudy:
             race = race.joining(earlier, confirmations(self.study), limits, plan.objective)
         store_race(self.study, race.as_dict())
         return race
+
+    @property
+    def closest(self) -> TrialResult | None:
+        """The trial whose last metric is closest to the target; None if none has a finite one."""
+        target = self.plan.trial.target
+        measured = [
+            (result.last.shortfall(target), result)
+            for result in self.policy.results.values()
+            if result.last is not None and math.isfinite(result.last.metric)
+        ]
+        return min(measured, key=itemgetter(0))[1] if measured else None
+
+    def delete_leftovers(
+        self,
+        runs: Mapping[tuple[int, int], TrialResult] = MappingProxyType({}),
+        *,
+        winner: int | None = None,
+        is_over: bool = False,
+    ) -> None:
+        """Delete what ended runs left in their folders that can no longer win, unless
+        ``trials.keep`` is ``all``.
+
+        What the latest trial left stays until another one ends: its process may be ending still.
+
+        Args:
+            runs: the confirmation runs so far, of which each configuration's best is kept.
+            winner: trial whose configuration has won; None while any candidate may.
+            is_over: whether no run is left; those that were tried again go then, too. If not,
+                another thread deletes.
+        """
+        plan, policy = self.plan, self.policy
+        if plan.config.trials.keep == "all" or not (plan.folder / RUNS_FOLDER).is_dir():
+            return
+        scores, confirmed = policy.scores, dict[int, dict[str, float]]()
+        candidates = sorted(scores, key=scores.__getitem__)[: plan.config.confirm.num_candidates]
+        if not candidates and (closest := self.closest) is not None:
+            candidates = [closest.trial]
+        kept = {search_name(number) for number in [policy.baseline_trial, *candidates]}
+        for (trial, number), run in runs.items():
+            if run.outcome is Outcome.REACHED:
+                name, score = confirmation_name(trial, number), plan.objective.score(run)
+                confirmed.setdefault(trial, {})[name] = score
+        kept |= {min(of_one, key=of_one.__getitem__) for of_one in confirmed.values()}
+        if winner is not None:
+            best = confirmed.get(winner, {})
+            kept = {search_name(policy.baseline_trial), search_name(winner), *(kept & {*best})}
+        if is_over:
+            delete_files(plan.folder, run_names(plan.folder) - kept)
+            return
+        ended = {
+            *map(search_name, [*policy.results][:-1]),
+            *(confirmation_name(*key) for key in runs),
+        }
+        arguments = plan.folder, ended - kept
+        threading.Thread(target=delete_files, args=arguments, daemon=True).start()
 
     def race_limits(self, race: PlannedRace) -> RaceLimits:
         """Limits on the runs and the training seconds that a race may take."""

@@ -202,6 +202,7 @@ def _search(live: LiveStudy, size: ClusterSize) -> None:
         unsuitable=unsuitable,
         on_waiting=tell_of_waiting,
         has_notice=live.interrupt.notice.is_set,
+        on_end=live.delete_leftovers,
     )
     search.run_search(
         trials,
@@ -276,6 +277,7 @@ def _confirm(live: LiveStudy, size: ClusterSize) -> None:
     def on_end(run: Run, result: TrialResult) -> None:
         store_confirmation(live.study, run.configuration, run.number, result)
         keep_first_weights(plan.folder, run.tracked.name, result)
+        live.delete_leftovers(race.runs(confirmations(live.study)))
 
     display = RunsDisplay(
         live.console,

@@ -6,7 +6,7 @@ from operator import attrgetter
 from autotune.config.experiments import dated_name
 from autotune.config.schema import Config
 from autotune.confirm.race import MIN_PAIRS
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, check_choice
 
 _PLACEMENTS = ("pack", "spread", "strict_pack", "strict_spread")
 _POSITIVE = (
@@ -39,6 +39,7 @@ def check_limits(config: Config) -> None:
         value = attrgetter(key)(config)
         if value is not None and not value > 0:
             raise ConfigError(f"{key}: found {value}, must be above 0")
+    check_choice("trials.keep", config.trials.keep, ("best", "all"))
     target, metric = config.target, str(config.metric.get("_target_", "")).rpartition(".")[2]
     meant = f" (did you mean {target.value / 100:g}?)" if 1 < target.value <= 100 else ""
     min_runs = 2 * (confirm.num_seeds or MIN_PAIRS)

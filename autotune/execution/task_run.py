@@ -40,6 +40,7 @@ from autotune.execution.task import (
 )
 from autotune.execution.trial_folder import (
     OUTPUT_FILE,
+    bound_output,
     end_of_output,
     has_printed,
     joined_folder,
@@ -129,6 +130,8 @@ class TaskRun:
             # any error of the trained code is an outcome
             except Exception as error:  # noqa: BLE001
                 report = self._report_of_error(error)
+        if self._folder is not None:
+            bound_output(self._folder)
         contention = self._watchdog.contention(is_last=report.outcome is not None)
         if contention is not None and self._store is not None:
             others = noted_contention(self._store, self._task.num_workers)

@@ -12,23 +12,26 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from autotune.errors import FileError, is_lost_connection, last_exception
 from autotune.files import appending, drop_middle, make_folder
 from autotune.session import TrialInfo, in_trial
 
-OUTPUT_FILE = "output.txt"
+RUNS_FOLDER, OUTPUT_FILE = "trials", "output.txt"
+_RUN = re.compile(r"trial-\d+|confirm-\d+-\d+")
+"""Names of a study's runs; what else is in their folder is somebody else's."""
 _NUM_FIRST, _NUM_LAST = 100_000, 900_000
-"""Bytes that are kept of a run's output: the first tell its set-up, the last why it failed."""
+"""Bytes that are kept of a run's output: the first tell its set-up, the last why it failed. While
+it runs it may have a few times as many."""
 _MAX_LINE = 300
 """Characters of a printed line that an error tells."""
 
 
 def folder_of(study: Path, run: str) -> Path:
     """The folder of a run, in that of its study."""
-    return study / "trials" / run
+    return study / RUNS_FOLDER / run
 
 
 @contextlib.contextmanager
@@ -97,6 +100,29 @@ def _delete_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
+def run_names(study: Path) -> set[str]:
+    """Names of a study's runs that have a folder."""
+    return {path.name for path in (study / RUNS_FOLDER).glob("*") if _RUN.fullmatch(path.name)}
+
+
+def delete_files(study: Path, runs: Iterable[str]) -> None:
+    """Delete what ended runs left in their folders, except what they printed.
+
+    Links are deleted and not followed. Nothing is deleted where a link stands for a run's folder,
+    or for that of all runs.
+    """
+    for folder in (folder_of(study, run) for run in runs):
+        if folder.is_symlink() or folder.parent.is_symlink():
+            continue
+        with contextlib.suppress(OSError):
+            for path in folder.iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                elif path.name != OUTPUT_FILE:
+                    path.unlink(missing_ok=True)
+        _delete_if_empty(folder)
+
+
 def has_printed(folder: Path) -> bool:
     """Whether there is any output of the run whose folder this is."""
     for stream in (sys.stdout, sys.stderr):
@@ -104,6 +130,16 @@ def has_printed(folder: Path) -> bool:
     with contextlib.suppress(OSError):
         return (folder / OUTPUT_FILE).stat().st_size > 0
     return False
+
+
+def bound_output(folder: Path, *, most: int = 4 * (_NUM_FIRST + _NUM_LAST)) -> None:
+    """Cut the middle out of a run's output, if that has more than ``most`` bytes; the run may still
+    print.
+    """
+    path = folder / OUTPUT_FILE
+    with contextlib.suppress(OSError, FileError):
+        if path.stat().st_size > most:
+            drop_middle(path, num_first=_NUM_FIRST, num_last=_NUM_LAST)
 
 
 def end_of_output(folder: Path) -> str:
@@ -154,6 +190,4 @@ def _printing_to(path: Path) -> Iterator[None]:
         for descriptor, before in zip((1, 2), kept, strict=True):
             os.dup2(before, descriptor)
             os.close(before)
-        with contextlib.suppress(OSError, FileError):
-            if path.stat().st_size > _NUM_FIRST + _NUM_LAST:
-                drop_middle(path, num_first=_NUM_FIRST, num_last=_NUM_LAST)
+        bound_output(path.parent, most=_NUM_FIRST + _NUM_LAST)

@@ -150,6 +150,8 @@ class TrialManager:
     """Called now and then with the task of a trial that no worker has begun for a while."""
     has_notice: Callable[[], bool] = lambda: False
     """Whether the search is to end as soon as all running trials are saved."""
+    on_end: Callable[[], object] = lambda: None
+    """Called after the result of a trial was stored."""
     done: Done | None = field(default=None, init=False)
     """Why the search has ended; None while it goes on."""
     refusal: AutotuneError | None = field(default=None, init=False)
@@ -425,6 +427,7 @@ class TrialManager:
                 listener.trial_finished(result, score)
             else:
                 listener.trial_withdrawn(withdrawn)
+        self.on_end()
 
     def _is_resumed(self, managed: _ManagedTrial, error: str | None, *, is_lost: bool) -> bool:
         """Have a trial whose worker is gone continue from its last state, unless that was done too

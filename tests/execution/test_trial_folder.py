@@ -2,6 +2,7 @@
 told and bounded.
 """
 
+import json
 import multiprocessing
 import os
 import signal
@@ -18,7 +19,7 @@ import pytest
 import autotune
 from autotune.execution.task import TrialTask, WorkerReport, report_of_end
 from autotune.execution.task_run import TaskRun
-from autotune.execution.trial_folder import OUTPUT_FILE
+from autotune.execution.trial_folder import OUTPUT_FILE, delete_files, run_names
 from autotune.measurement import Target, TrialResult
 from autotune.outcome import Outcome
 from tests.support.records import make_result, make_trial_task
@@ -160,6 +161,109 @@ def test_of_a_long_output_the_begin_and_the_end_are_kept(task: MakeTask, tmp_pat
     assert output.endswith(b"the last line\n")
     assert b"\n[autotune left out what was here]\n" in output
     assert len(output) < 1_001_000
+
+
+def printing_for_days() -> Iterator[Mapping[str, Any]]:
+    output = autotune.trial().folder / OUTPUT_FILE
+    other = subprocess.Popen(["cat"], stdin=subprocess.PIPE)  # prints from a process of its own
+    assert other.stdin is not None
+    os.write(1, b"the first line\n")
+    most = 0
+    for epoch in range(12):
+        other.stdin.write(b"y" * 999_999 + b"\n")
+        other.stdin.write(b"epoch %d\n" % epoch)
+        other.stdin.flush()
+        while not output.read_bytes().endswith(b"epoch %d\n" % epoch):
+            time.sleep(0.01)
+        most = max(most, output.stat().st_size)
+        yield {"score": 0.0, "bytes": most}
+    other.communicate()
+
+
+def test_a_long_output_is_cut_while_the_training_runs(task: MakeTask, tmp_path: Path) -> None:
+    run, sizes = TaskRun(task(printing_for_days), "127.0.0.1"), list[float]()
+    try:
+        while (report := run.next_report()).evaluation is not None:
+            sizes.append(report.evaluation.metrics["bytes"])
+    finally:
+        run.close()
+    assert report.outcome is Outcome.MISSED, report.error
+    assert len(sizes) == 12
+    assert max(sizes) < 6_000_000
+    output = (tmp_path / "study/trials/trial-3" / OUTPUT_FILE).read_bytes()
+    assert output.startswith(b"the first line\n")
+    assert output.endswith(b"epoch 11\n")
+    assert output.count(b"[autotune left out what was here]") == 1
+
+
+def test_what_a_run_left_is_deleted_but_for_its_output_and_no_link_is_followed(
+    tmp_path: Path,
+) -> None:
+    study, precious = tmp_path / "study", tmp_path / "precious"
+    for folder in (precious, study / "trials/trial-1/checkpoints/last", study / "trials/my_notes"):
+        folder.mkdir(parents=True)
+        (folder / "model.ckpt").write_text("weights")
+    run = study / "trials/trial-1"
+    (run / OUTPUT_FILE).write_text("epoch 1\n")
+    (run / "data").symlink_to(precious)
+    (run / "checkpoints/data").symlink_to(precious)
+    (run / "best.ckpt").symlink_to(precious / "model.ckpt")
+    (study / "trials/trial-2").symlink_to(precious)
+    (study / "trials/confirm-1-0").mkdir()
+    assert run_names(study) == {"trial-1", "trial-2", "confirm-1-0"}
+    delete_files(study, [*run_names(study), "trial-9"])
+    assert [path.name for path in run.iterdir()] == [OUTPUT_FILE]
+    assert not (study / "trials/confirm-1-0").exists()
+    assert (study / "trials/my_notes/model.ckpt").exists()
+    assert (precious / "model.ckpt").read_text() == "weights"
+    (study / "trials").rename(precious / "trials")  # to a larger disk
+    (study / "trials").symlink_to(precious / "trials")
+    delete_files(study, run_names(study))
+    assert (run / OUTPUT_FILE).exists()
+
+
+_STUDY = """
+import autotune
+
+def train(slope):
+    (autotune.trial().folder / "checkpoints").mkdir()
+    (autotune.trial().folder / "checkpoints" / "last.ckpt").write_text("weights")
+    print("slope", slope)
+    for epoch in range(1, 6):
+        autotune.report(accuracy=min(1.0, epoch * slope), epoch=epoch)
+
+if __name__ == "__main__":
+    for keep in ("best", "all"):
+        autotune.tune(
+            train, name=keep, space={"slope": [0.1, 0.3, 0.5, 0.9, 1.0]}, baseline={"slope": 0.3},
+            target=autotune.target("accuracy", at_least=0.9, max_seconds=60), trials=5,
+            search="random", stopping="none", tracking="none", overrides=[f"trials.keep={keep}"],
+            confirm={"num_candidates": 2, "num_seeds": 4, "max_runs": 8}, quiet=True,
+        )
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_study_keeps_the_checkpoints_of_the_winner_and_of_the_baseline(
+    commands: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "study.py").write_text(_STUDY)
+    ran = commands.python("study.py", folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    for keep in ("best", "all"):
+        folder = tmp_path / "outputs" / keep
+        best = json.loads((folder / "best.json").read_text())["trial"]
+        runs = {path.name for path in (folder / "trials").iterdir()}
+        kept = {path.parents[1].name for path in (folder / "trials").glob("*/*/last.ckpt")}
+        assert {"trial-0", f"trial-{best}", "confirm-0-0"} <= runs
+        assert all((folder / "trials" / run / OUTPUT_FILE).is_file() for run in runs)
+        if keep == "all":
+            assert kept == runs
+            continue
+        assert {"trial-0", f"trial-{best}"} == {run for run in kept if run.startswith("trial")}
+        (confirmed,) = (run for run in kept if run.startswith("confirm"))
+        assert confirmed.startswith(f"confirm-{best}-")
 
 
 def failing() -> Iterator[Mapping[str, Any]]:
