@@ -378,6 +378,7 @@ def _display(plan: StudyPlan, policy: Scheduler, console: Console) -> StudyDispl
         num_trials=plan.config.search.num_trials,
         time_budget_seconds=_seconds_left(plan, policy),
         outcomes=Counter(result.outcome for result in policy.results.values()),
+        train_seconds=sum(run.last.train_seconds for run in policy.results.values() if run.last),
         paused={
             trial.number: (trial.suggestion.as_overrides(), curve.last)
             for trial, curve in policy.begun

@@ -2,7 +2,8 @@
 comparison.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from statistics import fmean
 
@@ -20,15 +21,20 @@ from autotune.reporting.scores import (
     measured_ratio,
 )
 from autotune.reporting.terminal import (
+    Pace,
     format_metric,
+    format_rough,
     print_line,
     printable,
+    saying_now_and_then,
     words_of_result,
+    words_of_running,
 )
 
 
 class RunsDisplay:
-    """Shows runs while they are made: a line for each that ended, the current ones in ``status``.
+    """Shows runs while they are made: a line for each that ended, the current ones and the time in
+    ``status``, a context, or in a log's line every ten minutes.
 
     Args:
         noun: what a run is called.
@@ -45,24 +51,51 @@ class RunsDisplay:
         num_ended: int = 0,
     ) -> None:
         self._console, self._target, self._scale = console, target, scale
-        self._noun, self._num_ended = noun, num_ended
-        self.status = console.status("starting new processes")
+        self._noun, self._num_ended, self._num_before = noun, num_ended, num_ended
+        self._num_runs: int | None = None
+        self._pace = Pace(target.max_train_seconds)
+        self._running: dict[str, Evaluation | None] = {}
+        self.status = self._shown()
+
+    @contextmanager
+    def _shown(self) -> Iterator[None]:
+        with (
+            self._console.status(self),  # which asks for the line whenever it is drawn
+            saying_now_and_then(self._console, self._standing),
+        ):
+            yield
+
+    def __rich__(self) -> Text:
+        return Text(printable(self._standing()), no_wrap=True, overflow="ellipsis")
+
+    def _standing(self) -> str:
+        """How the runs stand, in a line."""
+        of_all = "" if self._num_runs is None else f" of {self._num_runs}"
+        to_make = None if self._num_runs is None else self._num_runs - self._num_before
+        elapsed = format_rough(self._pace.elapsed_seconds)
+        parts = [
+            f"{self._num_ended}{of_all} {self._noun}s made, elapsed {elapsed} with them",
+            self._pace.describe(to_make),
+        ]
+        told = words_of_running(self._running.copy(), self._target)
+        return f"{', '.join(filter(None, parts))}{told or '; starting new processes'}"
 
     def started(self, label: str) -> None:
         """Show that a run begins."""
-        self.status.update(Text(label))
+        self._running[label] = None
+        self._pace.started(label)
 
     def evaluated(self, label: str, evaluation: Evaluation) -> None:
         """Show the latest evaluation of a run."""
-        metric = f"{self._target.metric} {format_metric(evaluation.metric)}"
-        spent = f"train {evaluation.train_seconds:.1f} s"
-        text = f"{label} · epoch {evaluation.epoch:.1f}  {metric}  {spent}"
-        self.status.update(Text(printable(text)))
+        self._running[label] = evaluation
+        self._pace.trained(label, evaluation.train_seconds)
 
     def ended(self, label: str, num_runs: int, result: TrialResult, score: RunScore) -> None:
         """Print the line of a run that ended, out of ``num_runs``."""
-        self._num_ended += 1
+        self._num_ended, self._num_runs = self._num_ended + 1, num_runs
         last, seconds = result.last, step_seconds(result)
+        self._running.pop(label, None)
+        self._pace.ended(label, last.train_seconds if last is not None else 0.0)
         parts = [
             f"{self._noun} {self._num_ended} of {num_runs}",
             label,

@@ -1,18 +1,19 @@
 """Terminal output of a study: the live display while it runs, and the summary at its end.
 
 On a terminal a table of the running trials is redrawn in place; anywhere else (a log file, a pipe)
-each trial that ends is one plain line. The user's own text
-(overrides, errors, commands) is never read as markup and never wrapped, so that it can be searched
-for and copied whole.
+each trial that ends is one plain line, and every ten minutes one says how the study stands. The
+user's own text (overrides, errors, commands) is never read as markup and never wrapped, so that it
+can be searched for and copied whole.
 """
 
 import contextlib
 import importlib.util
 import math
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Self
 
@@ -37,12 +38,141 @@ from autotune.reporting.scores import (
     score_format_of,
 )
 
+LOG_SECONDS = 600.0
+"""Seconds between two lines that say, in a log, how a study stands."""
+_MAX_TOLD = 8
+"""Number of running trainings that such a line tells of."""
+
+
+class Pace:
+    """How long trainings have taken so far, and so how long those take that are left.
+
+    Args:
+        max_train_seconds: training seconds after which any training ends.
+        num_ended: number of trainings that earlier processes ended.
+        train_seconds: training seconds of these together.
+        paused: training seconds so far of each training that an earlier process paused.
+    """
+
+    def __init__(
+        self,
+        max_train_seconds: float,
+        *,
+        num_ended: int = 0,
+        train_seconds: float = 0.0,
+        paused: Mapping[Hashable, float] = MappingProxyType({}),
+    ) -> None:
+        self._max, self._began_at = max_train_seconds, time.monotonic()
+        self._num_ended, self._ended_seconds = num_ended, train_seconds
+        self._paused, self._running = dict(paused), dict[Hashable, float]()
+        self._made_seconds, self._first_at = 0.0, math.inf
+        """Training seconds of this process's trainings together, and when the first began."""
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Seconds since this object was made."""
+        return time.monotonic() - self._began_at
+
+    def started(self, key: Hashable) -> None:
+        """Note that a training begins or continues."""
+        self._running[key] = self._paused.pop(key, 0.0)
+        self._first_at = min(self._first_at, time.monotonic())
+
+    def trained(self, key: Hashable, train_seconds: float) -> None:
+        """Note how long a training has trained so far."""
+        self._made_seconds += train_seconds - self._running.get(key, 0.0)
+        self._running[key] = train_seconds
+
+    def paused(self, key: Hashable) -> None:
+        """Note that a training was paused."""
+        self._paused[key] = self._running.pop(key, 0.0)
+
+    def ended(self, key: Hashable, train_seconds: float) -> None:
+        """Note that a training has ended."""
+        if key in self._running:
+            self.trained(key, train_seconds)
+        self.withdrawn(key)
+        self._num_ended += 1
+        self._ended_seconds += train_seconds
+
+    def withdrawn(self, key: Hashable) -> None:
+        """Note that a training is none: it is made again."""
+        self._running.pop(key, None)
+        self._paused.pop(key, None)
+
+    def left_seconds(self, num_trainings: int | None) -> float | None:
+        """Seconds that the rest of so many trainings is expected to take; None while that cannot be
+        told.
+        """
+        running, paused = list(self._running.values()), list(self._paused.values())
+        if num_trainings is None or not self._num_ended or self._made_seconds <= 0:
+            return None
+        num_taken = self._num_ended + len(paused)
+        mean_seconds = (self._ended_seconds + sum(paused)) / num_taken
+        num_left = max(0, num_trainings - num_taken - len(running))
+        to_train = num_left * mean_seconds + sum(max(0, mean_seconds - each) for each in running)
+        return to_train * (time.monotonic() - self._first_at) / self._made_seconds or None
+
+    def describe(
+        self, num_trainings: int | None, limit_seconds: float | None = None, what: str = "left"
+    ) -> str:
+        """The time that is left, such as "about 12 min left"; empty if nothing is known of it.
+
+        Args:
+            limit_seconds: seconds that are left at most.
+        """
+        about, running = self.left_seconds(num_trainings), list(self._running.values())
+        words = []
+        if about is not None and about < (math.inf if limit_seconds is None else limit_seconds):
+            words = [f"about {format_rough(about)}"]
+        if limit_seconds is not None:
+            words.append(f"at most {format_seconds(limit_seconds)}")
+        elif not self._num_ended and running and math.isfinite(self._max):
+            most = max(0.0, self._max - max(running))
+            return f"the first to end trains at most {format_rough(most)} more"
+        return f"{', '.join(words)} {what}" if words else ""
+
+
+def format_rough(seconds: float) -> str:
+    """A duration as it is estimated: ``45 s``, ``12 min``, ``3 h 07 min`` or ``2 days 3 h``."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours < 48 else f"{hours // 24} days {hours % 24} h"
+
+
+@contextlib.contextmanager
+def saying_now_and_then(console: Console, line: Callable[[], str]) -> Iterator[None]:
+    """Context in which a log gets a line of how things stand every ``LOG_SECONDS``; on a terminal
+    none.
+    """
+    is_over = threading.Event()
+
+    def say() -> None:
+        while not is_over.wait(LOG_SECONDS):
+            print_line(console, line())
+
+    if console.is_interactive:
+        yield
+        return
+    thread = threading.Thread(target=say, name="log", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
 
 class StudyDisplay:
     """Context manager that shows a study while it runs.
 
     Args:
         outcomes: number of trials that earlier processes ended, by outcome.
+        train_seconds: training seconds of these together.
         paused: trials that earlier processes paused: for each its overrides and its last
             evaluation.
         best: number and score of the best of the earlier trials.
@@ -59,6 +189,7 @@ class StudyDisplay:
         num_trials: int | None,
         time_budget_seconds: float | None,
         outcomes: Mapping[Outcome, int] = MappingProxyType({}),
+        train_seconds: float = 0.0,
         paused: Mapping[int, tuple[Sequence[str], Evaluation | None]] = MappingProxyType({}),
         console: Console | None = None,
         best: tuple[int, float] | None = None,
@@ -71,7 +202,17 @@ class StudyDisplay:
         self._running: dict[int, tuple[Sequence[str], Evaluation | None]] = {}
         self._paused = dict(paused)
         self._outcomes = Counter(outcomes)
-        self._began_at, self._num_spoilt = time.monotonic(), 0
+        self._num_spoilt = 0
+        self._pace = Pace(
+            target.max_train_seconds,
+            num_ended=sum(outcomes.values()),
+            train_seconds=train_seconds,
+            paused={
+                trial: 0.0 if last is None else last.train_seconds
+                for trial, (_, last) in paused.items()
+            },
+        )
+        self._shown = contextlib.ExitStack()
         self._live: Live | None = None
 
     def __enter__(self) -> Self:
@@ -85,13 +226,16 @@ class StudyDisplay:
             )
             self._live.start(refresh=True)
         else:
-            self.note(f"{self._title}: target {self._target}, {self._num_done}{self._time_left}")
+            parts = [f"{self._title}: target {self._target}", self._num_done, self._time_left]
+            self.note(", ".join(filter(None, parts)))
+            self._shown.enter_context(saying_now_and_then(self._console, self._standing))
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
+        self._shown.close()
         if self._num_spoilt > 3:
             self.note(
                 f"other programs spoilt the times of {self._num_spoilt} trainings"
@@ -101,20 +245,24 @@ class StudyDisplay:
     def trial_started(self, trial: int, overrides: Sequence[str]) -> None:
         """Show a trial that was handed to a worker; a resumed one keeps its last evaluation."""
         self._running[trial] = self._paused.pop(trial, (overrides, None))
+        self._pace.started(trial)
 
     def evaluated(self, trial: int, evaluation: Evaluation) -> None:
         """Show the latest evaluation of a running trial."""
         if trial in self._running:
             self._running[trial] = (self._running[trial][0], evaluation)
+            self._pace.trained(trial, evaluation.train_seconds)
 
     def trial_paused(self, trial: int) -> None:
         """Take a paused trial out of the table; it may be resumed later."""
         if trial in self._running:
             self._paused[trial] = self._running.pop(trial)
+            self._pace.paused(trial)
 
     def trial_withdrawn(self, result: TrialResult) -> None:
         """Note that a trial is no result, and that its configuration is tried again."""
         self._forget(result.trial)
+        self._pace.withdrawn(result.trial)
         why = f"{result.outcome}: {result.error_line}"
         line = f"trial {result.trial}  {why}; its configuration is tried again"
         if result.outcome is Outcome.CONTENDED:
@@ -128,6 +276,7 @@ class StudyDisplay:
         ``score`` is None unless it reached the target.
         """
         self._forget(result.trial)
+        self._pace.ended(result.trial, result.last.train_seconds if result.last else 0.0)
         self._outcomes[result.outcome] += 1
         is_best = score is not None and score < (math.inf if self._best is None else self._best[1])
         if is_best and score is not None:
@@ -179,10 +328,22 @@ class StudyDisplay:
 
     @property
     def _time_left(self) -> str:
-        if self._seconds is None:
-            return ""
-        left = max(0.0, self._seconds - (time.monotonic() - self._began_at))
-        return f", at most {format_seconds(left)} of search left"
+        budget = self._seconds
+        most = None if budget is None else max(0.0, budget - self._pace.elapsed_seconds)
+        return self._pace.describe(self._num_trials, most, "of search left")
+
+    @property
+    def _elapsed(self) -> str:
+        return f"elapsed {format_rough(self._pace.elapsed_seconds)}"
+
+    def _standing(self) -> str:
+        """How the study stands, in a line for a log."""
+        paused = f"{len(self._paused)} paused" if self._paused else ""
+        parts = [self._elapsed, self._num_done, paused, self._best_so_far, self._time_left]
+        running = {
+            f"trial {trial}": last for trial, (_, last) in sorted(self._running.copy().items())
+        }
+        return f"{', '.join(filter(None, parts))}{words_of_running(running, self._target)}"
 
     def _render(self) -> RenderableType:
         # Called by the refreshing thread: the dict is copied in one step, since the study adds and
@@ -213,9 +374,30 @@ class StudyDisplay:
         lines = [
             Text(f"and {len(running) - room} more running", "dim") if len(running) > room else None,
             Text(" · ").join(outcomes) if outcomes else Text("no trial has finished yet", "dim"),
-            Text(f"{self._best_so_far} · {self._num_done}{self._time_left}"),
+            Text(
+                " · ".join(
+                    filter(
+                        None, [self._best_so_far, self._num_done, self._elapsed, self._time_left]
+                    )
+                )
+            ),
         ]
         return Group(head, table, *filter(None, lines))
+
+
+def words_of_running(running: Mapping[str, Evaluation | None], target: Target) -> str:
+    """What a log's line tells of the trainings that run, by name, with their last evaluations;
+    empty without any.
+    """
+    told = [
+        f"{name} not evaluated yet"
+        if last is None
+        else f"{name} epoch {last.epoch:.1f} {target.metric} {format_metric(last.metric)} train"
+        f" {format_seconds(last.train_seconds)}"
+        for name, last in [*running.items()][:_MAX_TOLD]
+    ]
+    more = [f"and {len(running) - len(told)} more"] if len(running) > len(told) else []
+    return f"; running: {', '.join([*told, *more])}" if told else ""
 
 
 def words_of_result(

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from io import StringIO
@@ -15,10 +16,12 @@ from autotune.confirm.statistics import RunScore
 from autotune.measurement import Target, TrialResult
 from autotune.objective import AmortisedTime
 from autotune.outcome import Outcome
+from autotune.reporting import terminal
 from autotune.reporting.comparison import Compared, Comparison, verdict, write_comparison
 from autotune.reporting.drawing import Chart, runs_chart, write_charts
 from autotune.reporting.runs_terminal import RunsDisplay, print_comparison
 from autotune.reporting.scores import SECONDS
+from tests.support.patience import wait_until
 from tests.support.records import make_evaluation, make_result
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60)
@@ -224,6 +227,24 @@ def test_a_display_has_a_line_for_each_run_that_ended() -> None:
         "  40 ms a step",
         "confirmation run 5 of 8  trial 5 (claim)  ERRORED  no time  boom",
     ]
+
+
+def test_a_log_says_now_and_then_how_the_runs_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "LOG_SECONDS", 0.02)
+    file = StringIO()
+    shown = RunsDisplay(Console(file=file, width=120, force_terminal=False), TARGET, SECONDS)
+
+    def says(line: str) -> None:
+        wait_until(lambda: line in re.sub(r"\d+ s (with|left)", r"TIME \1", file.getvalue()))
+
+    with shown.status:
+        says("0 runs made, elapsed TIME with them; starting new processes\n")
+        shown.started("a")
+        says(" more; running: a not evaluated yet\n")
+        shown.evaluated("a", run(4.0).evaluations[0])
+        says("running: a epoch 0.5 accuracy 0.6 train 2.00 s\n")
+        shown.ended("a", 8, run(4.0), RunScore(4.0, reached=True))
+        says("1 of 8 runs made, elapsed TIME with them, about TIME left; starting new processes\n")
 
 
 def test_files_hold_every_run_in_the_order_they_were_made(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """What a study prints, on a terminal and into a file."""
 
 import math
+import re
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
@@ -13,14 +16,18 @@ from autotune.confirm.statistics import Ratio, RunScore
 from autotune.measurement import Target, TrialResult
 from autotune.objective import AmortisedTime
 from autotune.outcome import Outcome
+from autotune.reporting import terminal
 from autotune.reporting.scores import SECONDS, ConfigurationScores
 from autotune.reporting.terminal import (
+    Pace,
     StudyDisplay,
+    format_rough,
     print_summary,
     shorten_overrides,
     verdict_rows,
     words_of_result,
 )
+from tests.support.patience import wait_until
 from tests.support.records import make_evaluation, make_result
 
 TARGET = Target(metric="accuracy", value=0.94, mode="max", max_train_seconds=60)
@@ -122,6 +129,92 @@ def test_a_log_has_one_plain_line_for_each_event() -> None:
     assert all(character.isprintable() or character == "\n" for character in text)
 
 
+def test_a_log_says_now_and_then_how_the_study_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "LOG_SECONDS", 0.02)
+    file = StringIO()
+
+    def next_line() -> str:
+        """The next line that says how the study stands, in words without the time."""
+        begin = len(file.getvalue())
+        wait_until(lambda: file.getvalue()[begin:].count("\n") >= 2)
+        line = file.getvalue()[begin:].splitlines()[-1]
+        return re.sub(r"(about|elapsed) \d+ \w+", r"\1 TIME", line)
+
+    console = Console(file=file, width=40, force_terminal=False)
+    with StudyDisplay(
+        title="t", target=TARGET, objective=TIME, num_trials=3, time_budget_seconds=None,
+        console=console,
+    ) as shown:  # fmt: skip
+        assert next_line() == "elapsed TIME, 0 of 3 trials done, best none yet"
+        shown.trial_started(0, ["lr=0.1"])
+        shown.trial_started(1, ["lr=0.2"])
+        shown.evaluated(0, EVALUATION)
+        running = "trial 0 epoch 1.5 accuracy 0.9123 train 12.0 s, trial 1 not evaluated yet"
+        assert next_line() == (
+            "elapsed TIME, 0 of 3 trials done, best none yet, the first to end trains at most 48 s"
+            f" more; running: {running}"
+        )
+        shown.trial_finished(finished(0, Outcome.REACHED), 12.34)
+        shown.trial_paused(1)
+        shown.trial_started(2, ["lr=0.3"])
+        assert next_line() == (
+            "elapsed TIME, 1 of 3 trials done, 1 paused, best 12.3 s (trial 0), about TIME of"
+            " search left; running: trial 2 not evaluated yet"
+        )
+        for trial in range(3, 20):
+            shown.trial_started(trial, ["lr=0.3"])
+        assert next_line().endswith("trial 9 not evaluated yet, and 10 more")
+    ended = file.getvalue()
+    assert not [thread for thread in threading.enumerate() if thread.name == "log"]
+    assert file.getvalue() == ended
+
+
+def test_what_is_left_follows_from_what_trainings_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    pace = Pace(3600.0)
+    assert (pace.left_seconds(10), pace.describe(10)) == (None, "")
+    now += 30  # Ray starts
+    for trial in (0, 1):  # side by side
+        pace.started(trial)
+    now += 100
+    pace.trained(0, 80.0)
+    assert pace.left_seconds(10) is None, "nothing has ended yet"
+    assert pace.describe(10) == "the first to end trains at most 59 min more"
+    pace.trained(1, 80.0)
+    now += 100
+    pace.ended(0, 160.0)
+    pace.trained(1, 120.0)
+    # 8 to begin, and a fourth of one that runs, at 1.4 seconds of training a second
+    assert pace.left_seconds(10) == pytest.approx((8 * 160 + 40) / 1.4)
+    assert pace.describe(10) == "about 16 min left"
+    assert pace.describe(10, 5000.0) == "about 16 min, at most 83 min 20 s left"
+    assert pace.describe(10, 500.0) == "at most 500.0 s left"
+    pace.paused(1)
+    assert pace.left_seconds(10) == pytest.approx(8 * 140 / 1.4), "as long as trials of both kinds"
+    assert pace.left_seconds(2) is None, "nobody knows whether one that is paused continues"
+    assert pace.describe(2) == pace.describe(None) == ""
+    resumed = Pace(3600.0, num_ended=4, train_seconds=400.0, paused={7: 50.0})
+    resumed.started(7)
+    now += 10
+    resumed.trained(7, 60.0)
+    assert resumed.left_seconds(5) == pytest.approx(40.0), "earlier processes tell how long"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.4, "0 s"),
+        (99.0, "99 s"),
+        (725.0, "12 min"),
+        (11_220.0, "3 h 07 min"),
+        (190_000.0, "2 days 4 h"),
+    ],
+)
+def test_an_estimate_is_told_roughly(seconds: float, shown: str) -> None:
+    assert format_rough(seconds) == shown
+
+
 def test_a_trial_says_which_bounds_it_missed_and_by_how_much() -> None:
     bounds = {"g_loss": {"at_most": 0.01}, "d_loss": {"at_least": 0.5}, "loss": {"at_most": 0.3}}
     target = replace(TARGET, constraints=bounds)
@@ -179,7 +272,7 @@ def test_a_terminal_shows_running_trials_and_those_of_earlier_processes(
         "optimizer=sgd widths=[64,128] lr=0.123",
         "0.9123",  # a trial that was paused shows its last evaluation
         "REACHED 2 · CAPPED 5 · paused 1",
-        "best 12.3 s (trial 7) · 7 of 10 trials done",
+        "best 12.3 s (trial 7) · 7 of 10 trials done · elapsed 0 s",
         "trial 7  REACHED",  # a new best leaves a line that stays
     ):
         assert part in text, part
