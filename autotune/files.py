@@ -62,7 +62,7 @@ STUDY_FILES = (
     StudyFile("runs.csv", "replaced", "a row a run of a comparison"),
     StudyFile("trials", "runs", "what each run of the user's code wrote and printed"),
     StudyFile("mlflow", "folder", "what runs logged to MLflow, until the tracker has it"),
-    StudyFile("paused", "folder", "states of paused trials"),
+    StudyFile(STATES_FOLDER, "folder", "states of runs that have not ended"),
     StudyFile("compiled", "folder", "what confirmation compiles anew, while it runs"),
     StudyFile(".weights", "folder", "weights of candidates"),
     StudyFile(".ray", "folder", "what Ray cannot do without, during the search"),

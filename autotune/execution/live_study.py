@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

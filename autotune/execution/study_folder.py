@@ -13,6 +13,7 @@ from typing import TextIO
 from autotune.errors import FileError, StudyError
 from autotune.execution import task
 from autotune.files import (
+    STATES_FOLDER,
     STUDY_FILES,
     appending,
     check_kind,
@@ -80,7 +81,7 @@ def _check_kinds(folder: Path) -> None:
             is_folder=file.way in ("folder", "runs"),
             may_be_link=file.way in ("replaced", "runs"),
         )
-    for state in (folder / "paused").glob("trial-*"):
+    for state in (folder / STATES_FOLDER).glob("*-*"):
         check_kind(state, is_folder=True)
 
 

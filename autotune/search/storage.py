@@ -117,14 +117,15 @@ def written_together(storage: BaseStorage) -> Iterator[None]:
     if not isinstance(storage, _Journal):
         yield
         return
-    file = storage.file
-    file.held = []
+    of_thread = storage.file.of_thread
+    of_thread.held = []
     try:
         yield
     finally:
-        held, file.held = file.held, None
+        held = of_thread.held
+        del of_thread.held
         if held:
-            file.append_logs(held)
+            storage.file.append_logs(held)
 
 
 class _JournalFile(JournalFileBackend):
@@ -132,8 +133,8 @@ class _JournalFile(JournalFileBackend):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.held: list[dict[str, Any]] | None = None
-        """Records that are to be written together; None if each is written at once."""
+        self.of_thread = threading.local()
+        """Has, in ``held``, a thread's records that are to be written together, if any are."""
         # The lock is held for milliseconds: after three seconds it counts as that of a killed
         # process.
         super().__init__(str(path), JournalFileSymlinkLock(str(path), grace_period=3))
@@ -144,8 +145,8 @@ class _JournalFile(JournalFileBackend):
         Raises:
             StorageInternalError: the file cannot be written, as on a full disk.
         """
-        if self.held is not None:
-            self.held += logs
+        if hasattr(self.of_thread, "held"):
+            self.of_thread.held.extend(logs)
             return
         size = self._path.stat().st_size
         try:
