@@ -213,6 +213,8 @@ class _Conclusion:
             "failures": gathered_failures(self.results, plan.space.choices),
             "num_trials": len(self.results),
             "train_seconds_spent": self.train_seconds,
+            "lost_seconds": math.fsum(run.lost_seconds for run in self.runs),
+            "checkpoint_seconds": math.fsum(run.checkpoint_seconds for run in self.runs),
             "wall_seconds": busy_seconds(self.runs),
             "stopped_at": max((run.stopped_at for run in self.runs), default=None),
             "tracker": plan.config.tracking.get("_target_"),
@@ -333,6 +335,15 @@ class _Conclusion:
             self._print_confirmed(self.confirmation, no_script)
         return 0
 
+    def _lost(self) -> str | None:
+        """What was trained in vain since a worker was lost, and what saving took, in words."""
+        lost = math.fsum(run.lost_seconds for run in self.runs)
+        saving = math.fsum(run.checkpoint_seconds for run in self.runs)
+        if not lost and not saving:
+            return None
+        spent = f"{format_seconds(lost)} of training, after the last states of lost workers"
+        return f"{spent}; saving took {format_seconds(saving)}"
+
     def _print_confirmed(self, confirmation: Confirmation, no_script: str | None) -> None:
         plan, is_exported = self.plan, _is_exported(confirmation)
         contentions = [run.contention for run in self.runs if run.contention is not None]
@@ -351,6 +362,7 @@ class _Conclusion:
                 f"{format_seconds(self.train_seconds)} of training in"
                 f" {format_seconds(busy_seconds(self.runs))} of wall clock",
             ),
+            ("lost", self._lost()),
             ("devices", differing_devices(self.runs)),
             ("marked", marked),
             ("script", no_script and f"none: {no_script}"),

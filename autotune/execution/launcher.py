@@ -73,6 +73,7 @@ sys.path[:] = json.loads(sys.argv[3])
 from autotune.execution.launcher import serve
 serve(int(sys.argv[1]), int(sys.argv[2]))
 """
+_NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _CAN_FORK = sys.platform == "linux"
 """Whether torch survives a fork on this system, and a process can be tied to its parent."""
 _CLOSED = getattr(select, "POLLRDHUP", 0)
@@ -274,6 +275,8 @@ def serve(owner_fd: int, listener_fd: int) -> None:
     Once everything is imported, the owner is sent the reason why this process cannot be forked, or
     None if it can. The owner's folder is deleted here, too: an owner that was killed does not.
     """
+    for number in _NOTICES:  # for the driver, though a job's are sent to all of its processes
+        signal.signal(number, lambda *_: None)
     owner, listener = Connection(owner_fd), socket.socket(fileno=listener_fd)
     folder = Path(listener.getsockname()).parent
     fault: str | None = "cannot fork on this system"
@@ -435,6 +438,8 @@ def _serve_requests(
     closed: one training after another, as its first rank (``begin``) or another one (``follow``),
     or calls of functions.
     """
+    for number in _NOTICES:
+        signal.signal(number, signal.SIG_DFL)
     _lead_a_group(0)
     _die_with(parent)
     for other in others:

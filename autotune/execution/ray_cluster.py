@@ -97,9 +97,10 @@ def connected(config: ClusterConfig, folder: Path | None = None) -> Iterator[Clu
         handler = signal.getsignal(signal.SIGTERM)
         stack.callback(set_handler, handler)
         stack.callback(ray.shutdown)
+        # Ray's processes inherit it: a closed terminal, or a notice, is for the driver
         blocked = signal.pthread_sigmask(
-            signal.SIG_BLOCK, {signal.SIGHUP}
-        )  # Ray's processes inherit it: a closed terminal is for the driver
+            signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+        )
         try:
             ray.init(
                 address=config.address or "local",
