@@ -22,6 +22,9 @@ row of the table:
   study goes on;
 * the line: what the driver printed last as it ended because of the fault.
 
+Rows of the killing bench (``killing.py``), which run where they are named, claim more of trainings
+of a minute.
+
 Exit code 0: everything is 0, every end was told in one line, in at most 30 s, and each row has as
 many injections as it should; 1: a list of what does not hold; 2: no such row. A row that this
 machine cannot inject (no root, no control groups, no C compiler) does not hold.
@@ -33,10 +36,13 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from typing import Any
 
+from benchmarks.faults.killing import WAYS, KilledStudy
 from benchmarks.faults.rows import ROWS, Row, UnavailableError
 from benchmarks.faults.study import Study
 from benchmarks.measuring import circumstances, write_result
@@ -64,6 +70,9 @@ class Found:
     seconds: Sequence[float]
     lines: Sequence[str]
     row_seconds: float
+    measured: Mapping[str, Any]
+    """What the killing bench measures: the share of steps that were repeated, by what; kills,
+    starts, exit codes, and the jobs of each run."""
 
     def wrong(self) -> Iterator[str]:
         """What does not hold, a line each."""
@@ -79,15 +88,19 @@ class Found:
 def run_row(row: Row, *, count: int | None = None, num_trials: int | None = None) -> Found:
     """Run one row; ``count`` and ``num_trials`` in place of the row's own."""
     began = time.monotonic()
-    study = Study(
-        row.name,
-        row.count if count is None else min(row.count, count),
-        overrides=row.overrides,
-        part_seconds=row.part_seconds,
-        environment=row.environment,
-        outcomes=row.outcomes,
-        is_alone=row.is_alone,
-        **({} if num_trials is None else {"num_trials": num_trials}),
+    study = (
+        Study(
+            row.name,
+            row.count if count is None else min(row.count, count),
+            overrides=row.overrides,
+            part_seconds=row.part_seconds,
+            environment=row.environment,
+            outcomes=row.outcomes,
+            is_alone=row.is_alone,
+            **({} if num_trials is None else {"num_trials": num_trials}),
+        )
+        if row.killed is None
+        else KilledStudy(row.name, row.killed)
     )
     study.tracking = f"sqlite:///{study.home / row.database}"
     try:
@@ -119,7 +132,16 @@ def run_row(row: Row, *, count: int | None = None, num_trials: int | None = None
         seconds=study.seconds,
         lines=study.lines,
         row_seconds=time.monotonic() - began,
+        measured=getattr(study, "measured", {}),
     )
+
+
+def _lengths(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "unit_seconds": arguments.seconds,
+        "num_trials": arguments.trials,
+        "ways": tuple(arguments.ways.split(",")),
+    }
 
 
 def _print(found: Found) -> None:
@@ -135,6 +157,8 @@ def _print(found: Found) -> None:
         + "".join(f"{count:>9}" for count in counts)
         + f"{longest:>8.1f}{found.row_seconds:>7.0f}  {line[:150]}"
     )
+    if found.measured:
+        print(f"    {found.measured}")
     for wrong in found.wrong():
         print(f"    {wrong[:300]}")
     sys.stdout.flush()
@@ -145,7 +169,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.faults", description=__doc__.partition("\n")[0]
     )
-    parser.add_argument("--rows", help="only these, with commas between them")
+    parser.add_argument(
+        "--rows",
+        help=(
+            "only these, with commas between them; those of the killing bench take hours and run"
+            " only so: 'killed-*,confirmed-*,compared-*,jobs-*'"
+        ),
+    )
     parser.add_argument("--injections", type=int, help="at most so many a row")
     parser.add_argument(
         "--side-by-side",
@@ -156,17 +186,25 @@ def main() -> int:
             " those that need the machine alone"
         ),
     )
+    parser.add_argument("--seconds", type=float, default=60.0, help="killing: of a training, a job")
+    parser.add_argument("--trials", type=int, default=12, help="killing: trainings of a study")
+    parser.add_argument("--ways", default=",".join(WAYS), help="killing: what happens, in turn")
     parser.add_argument("--list", action="store_true", help="print the rows and end")
     arguments = parser.parse_args()
-    names = arguments.rows.split(",") if arguments.rows else [row.name for row in ROWS]
-    if unknown := set(names) - {row.name for row in ROWS}:
+    patterns = arguments.rows.split(",") if arguments.rows else []
+    chosen = [
+        replace(row, killed=row.killed and replace(row.killed, **_lengths(arguments)))
+        for row in ROWS
+        if (any(fnmatch(row.name, each) for each in patterns) if patterns else not row.killed)
+    ]
+    unknown = [each for each in patterns if not any(fnmatch(row.name, each) for row in ROWS)]
+    if unknown := [*unknown, *(set(arguments.ways.split(",")) - set(WAYS))]:
         print(
-            f"--rows: found {', '.join(sorted(unknown))}; use"
-            f" {', '.join(row.name for row in ROWS)}",
+            f"--rows, --ways: found {', '.join(unknown)}; use"
+            f" {', '.join(row.name for row in ROWS)}; {', '.join(WAYS)}",
             file=sys.stderr,
         )
         return 2
-    chosen = [row for row in ROWS if row.name in names]
     if arguments.list:
         for row in chosen:
             print(f"{row.name:<22} {row.count:>3}  {row.what}")

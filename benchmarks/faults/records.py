@@ -85,9 +85,8 @@ class Stored:
     def point(self, name: str) -> Point:
         """What a run trains."""
         result = self.results[name]
-        return Point(
-            result["seed"], result["values"]["training.rate"], result["values"]["training.width"]
-        )
+        values = {key.rpartition(".")[2]: value for key, value in result["values"].items()}
+        return Point(result["seed"], values["rate"], values["width"])
 
     def runs(self, *, finite: bool = False) -> dict[str, Run]:
         """Runs by name.

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.faults.killing import KILLED, Killed
 from benchmarks.faults.servers import Postmaster, Proxy, mlflow_server
 from benchmarks.faults.study import MAX_SECONDS, EndedError, Session, Study, prefer
 from benchmarks.faults.training import MEMORY_GROUP
@@ -42,6 +43,8 @@ class Row:
     environment: dict[str, str] = field(default_factory=dict)
     database: str = "mlflow.db"
     """MLflow's, in the study's folder."""
+    killed: Killed | None = None
+    """What a row of the killing bench trains, which runs only where it is named."""
 
 
 # Ends of the driver, and of Ray.
@@ -65,20 +68,13 @@ def _signal(
     return inject
 
 
-def _ray_process(pattern: str) -> Callable[[Study], None]:
-    """Kill a process of Ray's while trials are trained."""
-
-    def inject(study: Study) -> None:
-        for session in study.while_training():
-            process = study.process(pattern)
-            if process is not None:
-                session.inject(lambda process=process: os.kill(process, signal.SIGKILL))
-                if "TrialWorker" in pattern:
-                    session.goes_on()
-                else:
-                    session.end()
-
-    return inject
+def _gcs_killed(study: Study) -> None:
+    """Kill Ray's control service while trials are trained."""
+    for session in study.while_training():
+        process = study.process(r"gcs_server ")
+        if process is not None:
+            session.inject(lambda process=process: os.kill(process, signal.SIGKILL))
+            session.end()
 
 
 # Within a training.
@@ -569,20 +565,12 @@ ROWS = (
         overrides=_TPE,
         ends_study=True,
     ),
-    Row("raylet-killed", "kill -9 of raylet", _ray_process(r"raylet/raylet "), ends_study=True),
     Row(
         "gcs-killed",
         "kill -9 of the GCS",
-        _ray_process(r"gcs_server "),
+        _gcs_killed,
         overrides=_TPE,
         ends_study=True,
-    ),
-    Row(
-        "ray-worker-killed",
-        "kill -9 of the Ray worker of a trial",
-        _ray_process(r"^ray::TrialWorker"),
-        part_seconds=0.05,
-        is_alone=True,
     ),
     Row(
         "training-killed",
@@ -697,5 +685,16 @@ ROWS = (
         _postgresql,
         part_seconds=0.1,
         ends_study=True,
+    ),
+    *(
+        Row(
+            name,
+            "killed in every way, started again until it is done",
+            lambda study: study.run(),
+            count=0,
+            is_alone=True,
+            killed=killed,
+        )
+        for name, killed in KILLED.items()
     ),
 )

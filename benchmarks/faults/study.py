@@ -35,7 +35,7 @@ _MARK = "FAULTS_STUDY"
 _OF_LIBRARIES = re.compile(r"^torchinductor_|wandb-(media|artifacts)$")
 """Temporary folders that importing a library makes: torch, and wandb, which Ray imports where it
 is installed."""
-_ENDS = (0, 3)
+ENDS = (0, 3)
 """Exit codes of a study that ended by itself: finished, nothing reached the target."""
 
 
@@ -290,7 +290,7 @@ class Study:
         """Resume the study without a fault until it ends."""
         for _ in range(3):
             end = self.start(more=5).end(PATIENCE_SECONDS * 5, is_timed=False)
-            if end in _ENDS:
+            if end in ENDS:
                 break
         else:
             self.faults.append(
@@ -366,7 +366,7 @@ class Study:
             for path in (self.home / "t").iterdir()
             if not _OF_LIBRARIES.search(path.name)
         )
-        for pattern in ("*.lock", "**/.*.part", "hang-*", "paused/*"):
+        for pattern in ("*.lock", "**/.*.part", "hang-*", "paused/*", "states/*"):
             yield from (
                 str(path.relative_to(self.folder))
                 for path in self.folder.glob(pattern)
@@ -511,7 +511,7 @@ class Session:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
         took = time.monotonic() - self.fault_at
-        is_line = self._is_other or (code is not None and not is_killed and code not in _ENDS)
+        is_line = self._is_other or (code is not None and not is_killed and code not in ENDS)
         if is_line and is_timed:
             study.seconds.append(took)
             if took > MAX_SECONDS:
@@ -528,7 +528,7 @@ class Session:
                     f"MLflow run {name} was open after: {study.lines[-1][:60]}"
                     for name in still_open
                 }
-        elif code in _ENDS and (self.err.strip() or "Traceback" in self.out):
+        elif code in ENDS and (self.err.strip() or "Traceback" in self.out):
             study.faults.append(f"said though all is well: {_last_line(self.err)}")
         self._check_processes()
         study.take_snapshot()
@@ -545,8 +545,8 @@ class Session:
             study.faults.append(
                 f"a traceback: ...{(self.out + self.err).partition('Traceback')[2][-3000:]}"
             )
-        elif code == 130 and not err:
-            if "the same study goes on with" not in self.out:
+        elif code not in (1, 2, None) and not err:
+            if "python -m autotune" not in self.out:
                 study.faults.append(f"no command that resumes: {study.lines[-1]}")
         elif len(err) != 1 or not err[0].startswith("autotune: "):
             study.faults.append(f"{len(err)} lines, exit code {code}: {err[:3]}")
