@@ -9,12 +9,12 @@ from typing import Any
 
 from autotune.errors import ConfigError
 from autotune.files import make_folder, replace_file
+from autotune.session import CONFIG_FILES
 from autotune.yaml_files import yaml_text
 
 OF_TRIAL = ("trial_folder", "trial_number", "devices", "config_file", "config_json")
 """Names in braces that are no keys of the space: the trial's folder, number and devices, and files
 with all values of the space."""
-CONFIG_FILES = ("config.yaml", "config.json")
 """Names of these files, in the trial's folder."""
 
 

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from autotune.command_template import CONFIG_FILES, OF_TRIAL, fields, filled
+from autotune.command_template import OF_TRIAL, fields, filled
 from autotune.config.schema import TrialConfig
 from autotune.errors import (
     ConfigError,
@@ -49,7 +49,6 @@ from autotune.errors import (
     is_lost_connection,
     last_exception,
 )
-from autotune.execution.trial_folder import OUTPUT_FILE
 from autotune.files import replace_file
 from autotune.session import (
     ADDRESS,
@@ -62,6 +61,7 @@ from autotune.session import (
     environment_of,
     meant_by,
     numbers,
+    own_files,
     rank_of,
     reserved_port,
     trial,
@@ -97,8 +97,6 @@ _SIGTERM_FILE = "ended_by_sigterm.json"
 far it had come."""
 _NOT_PAUSABLE = ".ended_by_sigterm_without_a_state"
 """File beside the trials' folders once a command could not go on after it was ended by SIGTERM."""
-_WRITTEN_BY_US = frozenset({OUTPUT_FILE, *CONFIG_FILES})
-"""Files in a trial's folder that the command did not write."""
 _LIGHTNING = (b"lightning.pytorch", b"pytorch_lightning")
 """Modules that handle SIGTERM, and then save nothing."""
 _POLL_SECONDS = 0.1
@@ -214,7 +212,7 @@ def run(
                         earlier = None
                         if message.get("is_fresh"):
                             checkpoint.save({}, write_files=script.keep)
-                        elif (has_folder or _saved()) and script.handles_sigterm():
+                        elif (has_folder or own_files()) and script.handles_sigterm():
                             end_there = partial(script.end_by_sigterm, reported)
                             checkpoint.save({}, write_files=end_there)
                             checkpoint.is_kept_by_ending = True
@@ -225,11 +223,12 @@ def run(
                         _change_phase(message, clock, phases)
                     case {"loaded": 0}:
                         checkpoint.load()
-                    case {"unreported": _} if checkpoint.files is None:
+                    case {"unreported": _} if not checkpoint.is_resumed:
                         script.check_in_time(clock.train_seconds)
                     case {"imported": seconds}:
-                        clock.count(train=-seconds, build=0.0 if earlier else seconds)
-            script.check_exit_code(is_resumed=checkpoint.files is not None)
+                        is_first = earlier is None and not checkpoint.is_resumed
+                        clock.count(train=-seconds, build=seconds if is_first else 0.0)
+            script.check_exit_code(is_resumed=checkpoint.is_resumed)
         finally:
             script.end()
 
@@ -270,13 +269,6 @@ def _check_goes_on(reported: Mapping[str, Any], earlier: Mapping[str, float] | N
                 f"training: the command was ended by SIGTERM after {name} {earlier[name]:g}, and"
                 f" began anew at {reported[name]:g}; load what it saves into {{trial_folder}}"
             )
-
-
-def _saved() -> list[Path]:
-    """What the command has written into its trial's folder; nothing outside a trial."""
-    if trial().name is None:
-        return []
-    return [path for path in trial().folder.rglob("*") if path.name not in _WRITTEN_BY_US]
 
 
 def _cannot_be_paused() -> None:
@@ -524,7 +516,7 @@ class _Script:
                 os.write(1, b"".join(line for line in said if not line.startswith(_IMPORT_TIME)))
             self._receive(time.monotonic())
             self.go_on()
-        if not (saved := _saved()):
+        if not (saved := own_files()):
             _cannot_be_paused()
             raise DataError(
                 "training: the command handles SIGTERM, and saved nothing in its folder"

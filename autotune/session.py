@@ -279,6 +279,19 @@ class TrialInfo:
     seed: int
 
 
+OUTPUT_FILE, CONFIG_FILES = "output.txt", ("config.yaml", "config.json")
+"""Names of the files that autotune writes into a trial's folder."""
+
+
+def own_files() -> list[Path]:
+    """What the code of this trial has written into its folder; nothing outside a trial."""
+    if os.environ.get(TRIAL_FOLDER) is None:
+        return []
+    return [
+        path for path in trial().folder.rglob("*") if path.name not in (OUTPUT_FILE, *CONFIG_FILES)
+    ]
+
+
 def trial() -> TrialInfo:
     """The trial that this code runs in, in a process that a training has started, too.
 

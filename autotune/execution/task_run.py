@@ -39,7 +39,6 @@ from autotune.execution.task import (
     told_as_killed,
 )
 from autotune.execution.trial_folder import (
-    OUTPUT_FILE,
     bound_output,
     end_of_output,
     has_printed,
@@ -52,7 +51,7 @@ from autotune.measurement import OUTPUT_AT, Evaluation
 from autotune.mlflow_logs import keep_logs
 from autotune.outcome import Outcome
 from autotune.remote import paused_while_waiting
-from autotune.session import environment_of, is_pausable, reserved_port, world_size
+from autotune.session import OUTPUT_FILE, environment_of, is_pausable, reserved_port, world_size
 from autotune.training.capabilities import visible_devices_environment
 from autotune.training.device import is_out_of_memory, share_memory
 from autotune.training.parallel.ranks import open_store

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from autotune.errors import FileError, is_lost_connection, last_exception
 from autotune.files import appending, drop_middle, make_folder
-from autotune.session import TrialInfo, in_trial
+from autotune.session import OUTPUT_FILE, TrialInfo, in_trial
 
-RUNS_FOLDER, OUTPUT_FILE = "trials", "output.txt"
+RUNS_FOLDER = "trials"
 _RUN = re.compile(r"trial-\d+|confirm-\d+-\d+")
 """Names of a study's runs; what else is in their folder is somebody else's."""
 _NUM_FIRST, _NUM_LAST = 100_000, 900_000

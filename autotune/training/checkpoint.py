@@ -324,6 +324,8 @@ class TrainingCheckpoint(Checkpoint):
         self._state: Mapping[str, Any] | None = None
         self._weights: Mapping[str, Any] | None = None
         self._write_files: Callable[[Path], object] | None = None
+        self.is_resumed = False
+        """Whether the training was begun by an earlier process."""
         self.is_kept_by_ending = False
         """Whether writing what was saved ends the training, as of a command that saves where it is
         ended by SIGTERM."""

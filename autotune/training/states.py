@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 _NUM_KEPT = 2
 _MAX_FRACTION = 0.03
 """Maximum fraction of the training time that saving takes."""
+_CURVE_EVERY_SECONDS = 1.0
+"""Least seconds from one saving of the evaluations alone to the next."""
 _LOOK_EVERY_SECONDS = 0.5
 """Seconds between two looks for the notice."""
 
@@ -43,7 +45,7 @@ class TrainingStates:
 
     def __init__(self, folder: Path | None = None, every_seconds: float = math.inf) -> None:
         self.folder = folder
-        self._every_seconds = self._interval_seconds = every_seconds
+        self._every_seconds, self._interval_seconds = every_seconds, 0.0
         self._saved_at = self._looked_at = time.monotonic()
         self._has_notice = False
         self.curve = LearningCurve()
@@ -71,9 +73,17 @@ class TrainingStates:
     @property
     def is_due(self) -> bool:
         """Whether a state is to be saved at the present evaluation."""
-        return self.is_kept and (
-            time.monotonic() - self._saved_at >= self._interval_seconds or self.has_notice
-        )
+        return self._is_due_after(self._every_seconds)
+
+    @property
+    def is_curve_due(self) -> bool:
+        """Whether the evaluations of a training that keeps its state by itself are to be saved."""
+        return self._is_due_after(min(self._every_seconds, _CURVE_EVERY_SECONDS))
+
+    def _is_due_after(self, seconds: float) -> bool:
+        seconds = max(seconds, self._interval_seconds)
+        is_due = time.monotonic() - self._saved_at >= seconds or self.has_notice
+        return self.is_kept and is_due
 
     def evaluated(self, evaluation: Evaluation) -> None:
         """Note an evaluation."""
@@ -103,13 +113,11 @@ class TrainingStates:
             took_seconds = self._saved_at - began
             self.seconds += took_seconds
             if self._every_seconds:
-                self._interval_seconds = max(self._every_seconds, took_seconds / _MAX_FRACTION)
+                self._interval_seconds = took_seconds / _MAX_FRACTION
         self.is_saved = True
 
-    def save_if_due(self, write: Callable[[Path], object]) -> None:
-        """Save a state if it is due; where it cannot be written, the training continues without."""
-        if not self.is_due:
-            return
+    def try_to_save(self, write: Callable[[Path], object]) -> None:
+        """Save a state; where it cannot be written, the training continues without."""
         try:
             self.save(write)
         except DataError as error:

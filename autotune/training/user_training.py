@@ -45,8 +45,9 @@ from autotune.session import (
     in_session,
     is_pausable,
     meant_by,
+    own_files,
 )
-from autotune.training.checkpoint import TrainingCheckpoint, read_state
+from autotune.training.checkpoint import TrainingCheckpoint, read_state, save_state
 from autotune.training.device import (
     is_out_of_memory,
     pick_device,
@@ -125,8 +126,9 @@ def train_function(
 
     Arguments and saving are as in ``autotune.training.loop.train``; state and weights are those
     that the function saved before its last report, if it did. The clock of a resumed training
-    stands still until the function has loaded its state. ``leader`` speaks to the other ranks,
-    which run ``follow_function``.
+    stands still until the function has loaded its state. Of a function that saves nothing so, and
+    writes files into its trial's folder, the evaluations are saved: it may continue from its files.
+    ``leader`` speaks to the other ranks, which run ``follow_function``.
 
     Raises:
         ConfigError: the function never reports, reports something that is not an evaluation, or
@@ -140,15 +142,9 @@ def train_function(
     # before anything asks for a GPU: CUDA's start and context are paid once per process
     clock.enter(Phase.BUILD)
     device = in_main_thread(_set_up, config, clock, num_threads)
-    folder, state = states.restore(config, clock) or (None, None)
-    leader.tell_state(folder)
-    previous, is_begun = states.curve.last, state is None
-    # the clock stands still until the function has loaded its state
-    checkpoint = TrainingCheckpoint(device, state, folder, lambda: clock.enter(Phase.TRAIN))
-    state = None  # which the checkpoint lets go
-    if is_begun:
-        clock.enter(Phase.TRAIN)
-    elif previous is not None and previous.outcome is not None:
+    saver = _Saver(config, states, clock, device, leader)
+    checkpoint, previous = saver.checkpoint, states.curve.last
+    if previous is not None and previous.outcome is not None:
         yield previous
         return
     made = in_main_thread(_UserFunction, config, device, clock, checkpoint, leader.mean)
@@ -166,16 +162,14 @@ def train_function(
                 phase = clock.phase  # a report may be made within evaluating()
                 clock.enter(None)
                 leader.reported()
+                previous = saver.continued(values)
                 evaluation = _evaluation(config, values, clock, device, cap_seconds, previous)
                 if previous is None and checkpoint.is_fresh:
                     checkpoint.check()  # before anything is paused
                 states.evaluated(evaluation)
-                keep = functools.partial(_keep, checkpoint, states, config, clock, leader)
-                may_go_on = not checkpoint.is_kept_by_ending or states.has_notice
-                if states.is_due and may_go_on and is_pausable(leader.can_keep):
-                    states.save_if_due(keep)
+                saver.save_if_due()
                 while (yield evaluation):
-                    states.save(keep)
+                    states.save(saver.write)
                 if evaluation.outcome is not None:
                     if weights_path is not None:
                         given = weights_path, config, evaluation, origin
@@ -259,17 +253,74 @@ def _meter(device: torch.device, num_devices: int) -> Callable[[], float] | None
     return (lambda: sum(meter() for meter in meters)) if meters == found else None
 
 
-def _keep(
-    checkpoint: TrainingCheckpoint,
-    states: TrainingStates,
-    config: TrialConfig,
-    clock: PhaseClock,
-    leader: LeadingRank,
-    folder: Path,
-) -> None:
-    """Write the training's state into a new folder."""
-    leader.together(str(folder), lambda: checkpoint.write_part(folder))
-    checkpoint.write(folder, states.contents(config, clock))
+class _Saver:
+    """Saves a function's training, and restores it.
+
+    What a function saves is written; of one that writes files of its own into its trial's folder,
+    which it may continue from, the evaluations are.
+    """
+
+    def __init__(
+        self,
+        config: TrialConfig,
+        states: TrainingStates,
+        clock: PhaseClock,
+        device: torch.device,
+        leader: LeadingRank,
+    ) -> None:
+        self._config, self._states, self._clock, self._leader = config, states, clock, leader
+        folder, state = states.restore(config, clock) or (None, None)
+        self._has_state = state is not None and "values" in state
+        """Whether the function has saved what it continues from."""
+        self._continues_itself = state is not None and not self._has_state
+        leader.tell_state(folder if self._has_state else None)
+        # the clock stands still until the function has loaded its state
+        self.checkpoint = TrainingCheckpoint(
+            device,
+            state if self._has_state else None,
+            folder,
+            lambda: clock.enter(Phase.TRAIN),
+        )
+        self.checkpoint.is_resumed = state is not None
+        if not self._has_state:
+            clock.enter(Phase.TRAIN)
+
+    def continued(self, values: Any) -> Evaluation | None:
+        """The last evaluation before one that is reported; None if there is none.
+
+        The clock of a training that continues from files of its own goes back to the evaluation
+        before its first report. One that reports neither its step nor its epoch is charged for all
+        that was trained before.
+        """
+        curve, last = self._states.curve, self._states.curve.last
+        named = values if isinstance(values, Mapping) and self._continues_itself else {}
+        self._continues_itself = False
+        for name in ("step", "epoch"):
+            if last is not None and name in named:
+                now, numbered = as_number(name, named[name]), curve.numbered
+                before = [number for number in numbered if getattr(numbered[number], name) < now]
+                curve.cut(max(before, default=-1) + 1)
+                kept_seconds = 0.0 if curve.last is None else curve.last.train_seconds
+                self._clock.add(Phase.TRAIN, kept_seconds - last.train_seconds, 0.0)
+                break
+        return curve.last
+
+    def save_if_due(self) -> None:
+        """Save the training at its last evaluation, if that is due, and it can be."""
+        states, checkpoint = self._states, self.checkpoint
+        if checkpoint.is_fresh:  # one that ends may continue from what it wrote since then
+            self._has_state = not checkpoint.is_kept_by_ending
+        may_go_on = not checkpoint.is_kept_by_ending or states.has_notice
+        if states.is_due and may_go_on and is_pausable(self._leader.can_keep):
+            states.try_to_save(self.write)
+        elif not self._has_state and states.is_curve_due and own_files():
+            contents = states.contents(self._config, self._clock)
+            states.try_to_save(functools.partial(save_state, state=contents))
+
+    def write(self, folder: Path) -> None:
+        """Write the training's state into a new folder."""
+        self._leader.together(str(folder), lambda: self.checkpoint.write_part(folder))
+        self.checkpoint.write(folder, self._states.contents(self._config, self._clock))
 
 
 def _raise_state_error(config: TrialConfig, error: Exception) -> None:

@@ -112,14 +112,16 @@ def read_storage(name: str, folder: Path, url: str | None) -> Stored:
         return Stored({}, [], {}, 0)
     trials = study.get_trials(deepcopy=False)
     results = {
-        f"trial-{trial.number}": trial.user_attrs["autotune:result"]
+        f"trial-{trial.number}": _whole(
+            trial.user_attrs["autotune:result"], trial.user_attrs, "autotune:evaluations:"
+        )
         for trial in trials
         if "autotune:result" in trial.user_attrs
     }
     for key, value in study.user_attrs.items():
-        if key.startswith("autotune:confirmed:"):
+        if key.startswith("autotune:confirmed:") and key.count(":") == 3:
             arm, number = key.split(":")[2:]
-            results[f"confirm-{arm}-{number}"] = value
+            results[f"confirm-{arm}-{number}"] = _whole(value, study.user_attrs, f"{key}:")
     attribute = "autotune:retry_of"
     return Stored(
         results,
@@ -135,6 +137,15 @@ def read_storage(name: str, folder: Path, url: str | None) -> Stored:
         },
         sum(not trial.state.is_finished() for trial in trials),
     )
+
+
+def _whole(result: Mapping[str, Any], attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """A result with its evaluations, which are stored beside it, each with its number."""
+    numbered: dict[int, Any] = {}
+    for key, value in attributes.items():
+        if key.startswith(prefix):
+            numbered |= dict(value)
+    return {**result, "evaluations": [numbered[number] for number in sorted(numbered)]}
 
 
 def read_table(folder: Path) -> list[tuple[str, Run]]:
@@ -297,7 +308,9 @@ def doubles(journal: Path, others: Mapping[str, Iterable[tuple[str, Run]]]) -> I
     ):
         if '"autotune:result"' in line or '"autotune:confirmed:' in line:
             entry = json.loads(line)
-            written[f"{entry.get('trial_id', '')} {next(iter(entry['user_attr']))}"] += 1
+            name = next(iter(entry["user_attr"]))
+            if name.count(":") <= 3:  # else it has evaluations
+                written[f"{entry.get('trial_id', '')} {name}"] += 1
     yield from (f"journal: {name} {count} times" for name, count in written.items() if count > 1)
 
 

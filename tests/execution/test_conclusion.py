@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from autotune.execution.conclusion import _Conclusion
+from autotune.execution.live_study import LiveStudy
 from autotune.measurement import Target
 from autotune.outcome import Outcome
 from autotune.reporting.scores import SECONDS
@@ -38,6 +39,7 @@ def test_where_nothing_reached_the_closest_trial_says_which_bound_it_missed() ->
     policy = SimpleNamespace(results=results, scores={})
     tracker = SimpleNamespace(page=None)
     live: Any = SimpleNamespace(plan=plan, policy=policy, console=console, tracker=tracker)
+    live.closest = LiveStudy.closest.fget(live)  # type: ignore[attr-defined]
     assert _Conclusion(live, None).print(None) == 3
     nothing, closest, *_ = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert nothing == "nothing reached fake_acc >= 0.5, g_loss <= 0.01"

@@ -65,11 +65,11 @@ def test_what_is_replaced_and_what_runs_leave_may_be_a_link(tmp_path: Path) -> N
         pass
 
 
-@pytest.mark.parametrize("name", [*_written("appended"), "paused/trial-3"])
+@pytest.mark.parametrize("name", [*_written("appended"), "states/trial-3"])
 def test_a_link_where_autotune_appends_leads_nowhere(tmp_path: Path, name: str) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    (tmp_path / "paused").mkdir()
+    (tmp_path / "states").mkdir()
     (tmp_path / name).symlink_to(victim)
     assert f"whole/{name}: found a symbolic link, must be a fo" in _refused(tmp_path).replace(
         "a file", "a fo"

@@ -6,6 +6,7 @@ import json
 import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from autotune.errors import AutotuneError, ConfigError, DataError, StateError
 from autotune.files import STATE_FILE
 from autotune.measurement import Evaluation, Target
 from autotune.outcome import Outcome
-from autotune.session import current, is_pausable
+from autotune.session import TrialInfo, current, in_trial, is_pausable, trial
 from autotune.training.checkpoint import read_weights
 from autotune.training.run import start_training
 from autotune.training.states import TrainingStates
@@ -268,3 +269,37 @@ def test_a_state_that_cannot_be_kept_is_refused_before_anything_is_paused(
 ) -> None:
     with pytest.raises(error, match=said):
         next(start_training(own(saving, what=what)))
+
+
+def keeping_files(report: Callable[..., None], how_far: int = 6) -> None:
+    """Continues from a file of its own, which has every second epoch."""
+    path = trial().folder / "epoch"
+    begun = int(path.read_text()) if path.exists() else 0
+    for epoch in range(begun + 1, how_far + 1):
+        time.sleep(0.05)
+        if epoch % 2 == 0:
+            path.write_text(str(epoch))
+        report(epoch / 10, epoch=epoch)
+
+
+@pytest.mark.parametrize("deletes", [False, True])
+def test_a_function_that_keeps_files_of_its_own_continues_with_the_clock_of_that_evaluation(
+    own: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deletes: bool
+) -> None:
+    monkeypatch.setattr("autotune.training.states._CURVE_EVERY_SECONDS", 0.0)
+    folder = tmp_path / "trials" / "trial-3"
+    folder.mkdir(parents=True)
+    with in_trial(TrialInfo(number=3, name="trial-3", folder=folder, seed=7)):
+        states = TrainingStates(tmp_path / "states")
+        first = start_training(own(keeping_files), states=states)
+        begun = [next(first) for _ in range(5)]
+        assert not is_pausable()
+        first.close()
+        if deletes:
+            (folder / "epoch").unlink()
+        states = TrainingStates(tmp_path / "states")
+        rest = list(start_training(own(keeping_files), states=states))
+    assert [each.epoch for each in rest] == ([1, 2, 3, 4, 5, 6] if deletes else [5, 6])
+    continued = 0.0 if deletes else begun[3].train_seconds
+    assert continued < rest[0].train_seconds < continued + 1.0
+    assert [each.epoch for each in states.curve.evaluations] == [1, 2, 3, 4, 5, 6]
