@@ -22,6 +22,7 @@ import re
 import traceback
 from collections.abc import Iterable, Sequence
 
+from autotune.failure import is_lost_connection
 from autotune.redaction import without_secrets
 
 
@@ -73,7 +74,13 @@ class StateError(DataError):
 class FileError(DataError):
     """A file that cannot be written, or that has something else in its place, such as a folder
     or a symbolic link.
+
+    ``errno`` is the system's number of the error; None if it gave none.
     """
+
+    def __init__(self, message: str = "", errno: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno
 
 
 class StudyError(AutotuneError):
@@ -180,11 +187,6 @@ def refusal_in(printed: str) -> str | None:
         return None
     # a DataLoader raises its worker's error with the traceback as its message, here one line
     return lines[index].rpartition(name)[2].removesuffix(r"\n")
-
-
-def is_lost_connection(error: str) -> bool:
-    """Whether a rank only lost its connection to another one, whose end is the real failure."""
-    return "onnection closed by peer" in error or "onnection reset by peer" in error
 
 
 _OF_RANK = re.compile(r"^(?:\[[\w:]+\]: ?)+")

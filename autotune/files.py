@@ -275,4 +275,4 @@ def _cannot_be_written(path: Path, error: OSError) -> FileError:
         if error.errno
         else " ".join(str(error).split()) or type(error).__name__
     )
-    return FileError(f"{path}: cannot be written: {reason}")
+    return FileError(f"{path}: cannot be written: {reason}", error.errno)

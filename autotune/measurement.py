@@ -22,6 +22,7 @@ from typing import Any, Self
 
 from autotune.contention import MAX_RETAKEN_SECONDS
 from autotune.errors import last_exception
+from autotune.failure import Failure, FailureKind
 from autotune.outcome import Outcome
 from autotune.redaction import without_secrets
 
@@ -294,6 +295,13 @@ class TrialResult:
     """The metric on the held-out test split; only confirmation runs compute it."""
     cap_seconds: float | None = None
     """Warm seconds at which the worker had to end the trial; None means no limit."""
+    failure: FailureKind | None = None
+    """Whose fault it is that the training failed; None where it did not."""
+    output_path: str | None = None
+    """Path of the file that has all that the trial's code printed, of a training that failed; None
+    if it printed nothing or that is not known."""
+    device: str | None = None
+    """Host and GPU on which the training failed; None where that is not known."""
     contention: str | None = None
     """Why contention spoiled the trial's times, in one line; None if the times can be trusted."""
     lost_seconds: float = 0.0
@@ -305,6 +313,18 @@ class TrialResult:
     def __post_init__(self) -> None:
         if self.error is not None:
             object.__setattr__(self, "error", without_secrets(self.error))
+
+    @staticmethod
+    def of_failure(failure: Failure | None) -> dict[str, Any]:
+        """The fields of a result that tell why the training failed."""
+        if failure is None:
+            return {}
+        return {
+            "error": failure.message,
+            "failure": failure.kind,
+            "output_path": failure.output_path,
+            "device": failure.device,
+        }
 
     @property
     def last(self) -> Evaluation | None:
@@ -332,14 +352,6 @@ class TrialResult:
         return lines[-1 if index is None else index].strip()
 
     @property
-    def output_path(self) -> str:
-        """Path of the file that has all that the trial's code printed, as its error tells it.
-
-        Empty where that tells none.
-        """
-        return (self.error or "").rstrip().rpartition("\n")[2].partition(OUTPUT_AT)[2]
-
-    @property
     def time_to_target_seconds(self) -> float | None:
         """Warm seconds at the first evaluation at or past the target; None unless REACHED."""
         if self.outcome is not Outcome.REACHED or self.last is None:
@@ -356,9 +368,11 @@ class TrialResult:
         through JSON.
         """
         known = {item.name: values[item.name] for item in fields(cls) if item.name in values}
+        failure = known.get("failure")
         return cls(
             **{
                 **known,
+                "failure": FailureKind(failure) if failure else None,
                 "overrides": tuple(known["overrides"]),
                 "outcome": Outcome[known["outcome"]],
                 "evaluations": tuple(

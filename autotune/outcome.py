@@ -5,6 +5,8 @@ figures: one table for all of them.
 from enum import Enum, StrEnum
 from typing import NamedTuple, Self
 
+from autotune.failure import FailureKind
+
 
 class Ending(Enum):
     """What an outcome says about the configuration that was trained."""
@@ -182,8 +184,8 @@ class Outcome(StrEnum):
             "red",
             "#888888",
             "x-thin-open",
-            "A worker was lost with its machine or killed from outside, which says nothing of the"
-            " configuration.",
+            "A worker was lost with its machine, killed from outside, or its device or disk failed,"
+            " which says nothing of the configuration.",
             needs_new_worker=True,
         ),
     )
@@ -200,6 +202,11 @@ class Outcome(StrEnum):
             needs_new_worker=True,
         ),
     )
+
+    @classmethod
+    def of(cls, kind: FailureKind) -> Self:
+        """The outcome of a training that failed."""
+        return cls[_OUTCOMES[kind]]
 
     @property
     def is_censored(self) -> bool:
@@ -225,3 +232,16 @@ class Outcome(StrEnum):
     def falls_short(self) -> bool:
         """Whether the training itself, and no decision of the search, ended short of the target."""
         return self.traits.falls_short
+
+
+_OUTCOMES = {
+    FailureKind.CONFIGURATION: "INVALID",
+    FailureKind.DIVERGED: "DIVERGED",
+    FailureKind.TIMED_OUT: "TIMED_OUT",
+    FailureKind.USER_CODE: "ERRORED",
+    FailureKind.MEMORY: "OUT_OF_MEMORY",
+    FailureKind.MACHINE: "LOST",
+    FailureKind.DISK: "LOST",
+    FailureKind.LOST: "LOST",
+    FailureKind.DEADLINE: "TIMED_OUT",
+}

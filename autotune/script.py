@@ -46,9 +46,9 @@ from autotune.errors import (
     FileError,
     StateError,
     TimedOutError,
-    is_lost_connection,
     last_exception,
 )
+from autotune.failure import FailureKind, ProcessFailedError, kind_of_exit, kind_of_text
 from autotune.files import replace_file
 from autotune.session import (
     ADDRESS,
@@ -84,8 +84,6 @@ _KILLED_RANK = re.compile(
 """How torchrun, mpirun and torch's spawn tell which of their processes was killed first."""
 _CRASHED_RANK = re.compile(r"Root Cause[^=]*? rank +: (\d+)[^=]*?Signal \d+ \((\w+)\) received")
 """How torchrun tells which of its processes a signal such as SIGSEGV ended first."""
-_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
-"""Exit codes of a process that was killed: its own, and that of the shell which ran it."""
 _IMPORT_TIME = b"import time:"
 """Beginning of the lines by which Python says how long imports take."""
 _KEEP_SECONDS = 300.0
@@ -477,7 +475,7 @@ class _Script:
         while asked:
             message = self._receive(until)
             if message is None:
-                raise DataError(f"{folder}: cannot be written: the script does not answer")
+                raise StateError(f"{folder}: cannot be written: the script does not answer")
             if "kept" in message:
                 asked.discard(message["process"])
                 if message["kept"]:
@@ -559,10 +557,15 @@ class _Script:
             last = last_exception(lines)
             if killed := _KILLED_RANK.search(output):
                 rank = killed[killed.lastindex or 0]
-                raise RuntimeError(f"rank {rank} of the command was ended by SIGKILL")
+                raise ProcessFailedError(
+                    f"rank {rank} of the command was ended by SIGKILL", FailureKind.LOST
+                )
             # Lightning kills the process that it began in, where another one has failed
-            if exit_code in _KILLED and last is None:
-                raise RuntimeError("the command was ended by SIGKILL")
+            ended = exit_code if exit_code < 0 else 128 - exit_code  # by its shell
+            if last is None and kind_of_exit(ended) is FailureKind.LOST:
+                raise ProcessFailedError(
+                    f"the command was ended by {signal.Signals(-ended).name}", FailureKind.LOST
+                )
             if last is not None:  # launchers print a page after it
                 lines = lines[: last + 1]
             reason = next(filter(None, map(str.strip, reversed(lines))), "it printed nothing")
@@ -570,13 +573,16 @@ class _Script:
                 reason = f"rank {crashed[1]} of the command was ended by {crashed[2]}"
             if "environment variable" in reason and "expected, but not set" in reason:
                 reason += "; start it by torchrun --nproc_per_node={devices}"
-            if is_lost_connection(reason):
-                raise RuntimeError(
+            kind, is_consequence = kind_of_text(reason) or (None, False)
+            if is_consequence:
+                raise ProcessFailedError(
                     "a process of the command is gone: another one lost its connection to it (exit"
-                    f" code {exit_code})"
+                    f" code {exit_code})",
+                    kind,
+                    is_consequence=True,
                 )
             first = f"{reason} ({shlex.join(self._parts)} ended with exit code {exit_code})"
-            raise RuntimeError("\n".join([first, *lines[-20:]]))
+            raise ProcessFailedError("\n".join([first, *lines[-20:]]), kind)
         if not self._reporter and not is_resumed:
             raise ConfigError(f"training: {self._why_unreported()}")
 
@@ -607,6 +613,7 @@ class _Script:
             _each(running, psutil.Process.resume)
             _, alive = psutil.wait_procs(running, _END_SECONDS)
             _each(alive, psutil.Process.kill)
+            psutil.wait_procs(alive, _END_SECONDS)  # the next trial needs what they hold
             self._process.wait()
 
     def running(self) -> list[psutil.Process]:

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 LAYERS = (
-    ("redaction",),
+    ("redaction", "failure"),
     ("errors", "contention", "outcome"),
     ("files",),
     (

@@ -13,7 +13,7 @@ import pytest
 import autotune
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, DataError, DivergedError, TimedOutError
-from autotune.execution.task import told_as_killed
+from autotune.failure import FailureKind, ProcessFailedError
 from autotune.files import make_folder
 from autotune.measurement import Target
 from autotune.outcome import Outcome
@@ -534,12 +534,11 @@ Root Cause (first observed failure):
 def test_a_rank_that_is_gone_is_told_in_one_line_and_is_lost(
     own: MakeConfig, said: str, told: str
 ) -> None:
-    with pytest.raises(RuntimeError) as failed:
+    with pytest.raises(ProcessFailedError) as failed:
         list(start_training(own(f"print({said!r})\nraise SystemExit(1)")))
-    line = told_as_killed(failed.value)
     assert str(failed.value).startswith(told)
-    assert (line or told).startswith(told)
-    assert (line is None) == told.endswith("(")
+    assert failed.value.kind is (None if told.endswith("(") else FailureKind.LOST)
+    assert failed.value.is_consequence is told.startswith("a process of the command is gone")
 
 
 def test_a_report_of_a_data_loaders_worker_is_refused(own: MakeConfig) -> None:

@@ -178,7 +178,7 @@ class _Run:
             started_at=self._started_at,
             stopped_at=time.time(),
             fingerprint=self._fingerprint,
-            error=last.error,
+            **TrialResult.of_failure(last.failure),
             test_metric=last.test_metric,
             contention=self._contention.reason if self._contention and is_timed else None,
             lost_seconds=self._lost_seconds,

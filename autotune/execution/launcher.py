@@ -43,7 +43,7 @@ import psutil
 
 from autotune.config.schema import ClusterConfig
 from autotune.errors import ClusterError, ConfigError
-from autotune.execution.task import LAUNCHER_ENDED, LOW_ON_MEMORY, num_killed_for_memory
+from autotune.execution.task import LOW_ON_MEMORY, ProcessExited, num_killed_for_memory
 from autotune.training.preload import (
     fork_fault,
     one_blas_thread,
@@ -82,14 +82,6 @@ was closed in both directions."""
 _MAX_FOLDER_BYTES = 70
 """Longest path of a temporary folder in which a socket is made: Linux takes 107 bytes as a
 socket's path."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProcessExited:
-    """The answer in place of that of a process which has ended meanwhile."""
-
-    reason: str
-    """How the process ended, such as by which signal."""
 
 
 class Launcher:
@@ -215,7 +207,7 @@ class TrainingProcess:
         try:
             answer = self._connection.recv()
         except (EOFError, OSError):
-            answer = ProcessExited(reason=LAUNCHER_ENDED)
+            answer = ProcessExited(reason="the worker died: its launcher was ended")
         self.is_gone = self.is_gone or isinstance(answer, ProcessExited)
         if isinstance(answer, BaseException):
             raise answer
@@ -420,7 +412,11 @@ class _Children:
         reason = f"the worker died: it {_ended_by(child.process.exitcode)}"
         with contextlib.suppress(OSError):
             child.connection.send(
-                ProcessExited(reason=f"{reason}{LOW_ON_MEMORY if is_for_memory else ''}")
+                ProcessExited(
+                    reason=f"{reason}{LOW_ON_MEMORY if is_for_memory else ''}",
+                    exit_code=child.process.exitcode,
+                    is_for_memory=is_for_memory,
+                )
             )
         for fd in (child.connection.fileno(), child.gone):
             with contextlib.suppress(KeyError):

@@ -20,9 +20,15 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from autotune.errors import DataError
-from autotune.execution.launcher import Launcher, ProcessExited, TrainingProcess
-from autotune.execution.task import RankPlace, TrialTask, WorkerReport, report_of_end
-from autotune.outcome import Outcome
+from autotune.execution.launcher import Launcher, TrainingProcess
+from autotune.execution.task import (
+    ProcessExited,
+    RankPlace,
+    TrialTask,
+    WorkerReport,
+    report_of_end,
+)
+from autotune.failure import FailureKind
 from autotune.training.capabilities import visible_devices, visible_devices_environment
 
 logger = logging.getLogger(__name__)
@@ -152,23 +158,34 @@ class ProcessGroup:
     def _explained(self, answer: WorkerReport | ProcessExited) -> WorkerReport:
         """The report of the first rank, or of the one that met an error first."""
         if isinstance(answer, ProcessExited):
-            answer = self._report_of_end(answer.reason)
-        if answer.outcome is Outcome.TIMED_OUT and answer.error is not None:
-            self._first_failure(0.0)
-            if ended := [rank for rank, failure in self._failures.items() if failure is None]:
-                answer = replace(answer, error=f"rank {ended[0]} has returned; {answer.error}")
-        if answer.outcome in (Outcome.ERRORED, Outcome.LOST):
-            failure = self._first_failure(_EXPLAIN_SECONDS)
-            if failure is None or failure.is_consequence:
-                return answer
-            # ranks abort where one of them was killed
-            if answer.outcome is Outcome.ERRORED or failure.outcome is not Outcome.ERRORED:
-                return failure
+            answer = self._report_of_end(answer)
+        if (failure := answer.failure) is None:
+            return answer
+        if failure.kind in (FailureKind.USER_CODE, FailureKind.LOST, FailureKind.MACHINE):
+            other = self._first_failure(_EXPLAIN_SECONDS)
+            if other is not None and _distance_to_cause(other) <= min(
+                1, _distance_to_cause(answer)
+            ):
+                return other
+        self._first_failure(0.0)
+        ended = [rank for rank, other in self._failures.items() if other is None]
+        if ended and failure.kind is FailureKind.DEADLINE:
+            return answer.with_failure(message=f"rank {ended[0]} has returned; {failure.message}")
+        if ended and failure.is_consequence:  # of a rank that the code itself has ended
+            said = f"rank {ended[0]} has returned; {failure.message}"
+            return WorkerReport.of(
+                replace(failure, kind=FailureKind.USER_CODE, message=said, is_consequence=False)
+            )
         return answer
 
-    def _report_of_end(self, reason: str) -> WorkerReport:
+    def _report_of_end(self, exited: ProcessExited, rank: int | None = None) -> WorkerReport:
         assert self._task is not None, "it was begun"
-        return report_of_end(self._task, seconds=time.time() - self._began_at, reason=reason)
+        return report_of_end(
+            self._task,
+            seconds=time.time() - self._began_at,
+            reason=exited.reason if rank is None else f"rank {rank}: {exited.reason}",
+            kind=exited.kind,
+        )
 
     def train(
         self, task: TrialTask, is_interrupted: Callable[[], bool] = lambda: False
@@ -244,11 +261,11 @@ class ProcessGroup:
             if rank not in self._failures and process.poll(max(0.0, until - time.monotonic())):
                 answer = process.receive()
                 if isinstance(answer, ProcessExited):
-                    answer = self._report_of_end(f"rank {rank}: {answer.reason}")
+                    answer = self._report_of_end(answer, rank)
                 assert answer is None or isinstance(answer, WorkerReport)
                 self._failures[rank] = answer
         known = [failure for failure in self._failures.values() if failure is not None]
-        return min(known, key=lambda failure: failure.is_consequence, default=None)
+        return min(known, key=_distance_to_cause, default=None)
 
     def _places(self, task: TrialTask) -> list[RankPlace]:
         """Where each rank of a training is among those on its machine."""
@@ -283,6 +300,16 @@ class ProcessGroup:
         with ThreadPoolExecutor() as threads:  # each may clean up
             list(threads.map(lambda process: process.close(), self._processes))
         self._processes.clear()
+
+
+def _distance_to_cause(report: WorkerReport) -> int:
+    """How improbable it is that a rank's failure is that of the training: where one is gone,
+    others lose their connection, or abort.
+    """
+    assert report.failure is not None, "it failed"
+    if report.failure.is_consequence:
+        return 2
+    return int(report.failure.kind in (FailureKind.USER_CODE, FailureKind.CONFIGURATION))
 
 
 def rank_environment(

@@ -11,16 +11,17 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from autotune.errors import ClusterError
-from autotune.execution.launcher import Launcher, ProcessExited, TrainingProcess
+from autotune.errors import AutotuneError, ClusterError, FileError, StateError
+from autotune.execution.launcher import Launcher, TrainingProcess
 from autotune.execution.process_group import POLL_SECONDS, ProcessGroup
 from autotune.execution.task import (
     ACCELERATOR,
-    LAUNCHER_ENDED,
+    ProcessExited,
     TrialTask,
     WorkerReport,
     report_of_end,
 )
+from autotune.failure import FailureKind, kind_of_text
 from autotune.training.capabilities import visible_devices_environment
 
 _ACCELERATOR_AMOUNT = 0.001
@@ -103,8 +104,22 @@ def _reports_of(
             yield report
             if report.outcome is not None:
                 return
-    except ray.exceptions.RayActorError as error:
-        yield report_of_end(task, seconds=time.time() - started_at, reason=str(error))
+    except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
+        seconds, kind = time.time() - started_at, kind_of_death(error)
+        yield report_of_end(task, seconds=seconds, reason=str(error), kind=kind)
+
+
+def kind_of_death(error: Exception | None) -> FailureKind:
+    """Whose fault it is that a Ray worker died, by what Ray raised; None if it raised nothing."""
+    cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+    if isinstance(cause, ray.exceptions.OutOfMemoryError):
+        return FailureKind.MEMORY
+    if isinstance(cause, FileError):  # the state of a trial that is being paused
+        return FailureKind.DISK
+    if isinstance(cause, AutotuneError) and not isinstance(cause, StateError):
+        told = kind_of_text(str(cause))  # of a script's process, or another rank
+        return FailureKind.USER_CODE if told is None else told[0]
+    return FailureKind.LOST  # no code of the user's runs in it
 
 
 class _RankWorker:
@@ -151,8 +166,7 @@ class _RemoteRank:
         try:
             answer = ray.get(self._answer)
         except ray.exceptions.RayActorError as error:
-            reason = f"{LAUNCHER_ENDED}: {str(error).splitlines()[0]}"
-            answer = ProcessExited(reason=reason)
+            answer = ProcessExited(reason=f"the worker died: {str(error).splitlines()[0]}")
         self.is_gone = self.is_gone or isinstance(answer, ProcessExited)
         return answer
 

@@ -19,8 +19,10 @@ from ray.tune.search import Searcher
 from ray.tune.stopper import Stopper
 
 from autotune.config.command_line import Interrupt
+from autotune.execution.ray_ranks import kind_of_death
 from autotune.execution.trial_manager import TrialManager
 from autotune.execution.worker import TrialWorker
+from autotune.failure import FailureKind
 from autotune.files import make_folder, replace_file
 from autotune.search.stopping import Decision
 
@@ -151,15 +153,21 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
         ended.
         """
         self._check_ray()
-        self._trial_manager.died(trial.trial_id, _death_reason(trial))
+        reason, kind = _death_of(trial)
+        self._trial_manager.died(trial.trial_id, reason, kind)
 
 
-def _death_reason(trial: Any) -> str:
-    """Why a worker died: the text of Ray's error file without its heading."""
+def _death_of(trial: Any) -> tuple[str, FailureKind]:
+    """Why a worker died, which is the text of Ray's error file without its heading, and whose fault
+    that is.
+    """
     path = Path(trial.error_file or "")
     text = path.read_text(errors="replace") if path.is_file() else ""
     reason = text.partition("\n")[2].strip()
-    return f"the worker died: {reason}" if reason else "the worker died"
+    kind = kind_of_death(trial.get_pickled_error())
+    if "running low on memory" in reason:  # Ray keeps no exception of this one
+        kind = FailureKind.MEMORY
+    return f"the worker died: {reason}" if reason else "the worker died", kind
 
 
 class _Callback(TrialProgressCallback):  # type: ignore[misc]  # ray has no types

@@ -1,9 +1,9 @@
 """A training as data: the task that a worker is given, the reports that it makes, and what it says
 when a process ended without a report.
 
-A process that is killed from outside (SIGKILL) says nothing of the configuration, unless the
-machine's memory had run out: then the same configuration may do it again, or it was another
-program's fault. So it is tried once more, and only then counts as too large.
+A process that is killed from outside says nothing of the configuration, unless the machine's memory
+had run out: then the same configuration may do it again, or it was another program's fault. So it
+is tried once more, and only then counts as too large.
 
 Nothing here needs Ray or torch.
 """
@@ -13,16 +13,16 @@ import logging
 import math
 import os
 import platform
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from autotune.config.schema import TrialConfig
 from autotune.contention import Contention
 from autotune.execution.trial_folder import last_printed
+from autotune.failure import Failure, FailureKind, kind_of_exit
 from autotune.measurement import Evaluation
 from autotune.outcome import Outcome
 
@@ -32,14 +32,9 @@ HANG_FILES = "hang-*.txt"
 """Pattern of the files that watchdogs write stack traces to, ``*`` being the run's name; deleted
 when the run ends."""
 NOT_ENDED = "not ended at its deadline"
-"""How the reason of a death says that another process ended one that hung."""
+"""How it is told that another process ended one that hung."""
 LOW_ON_MEMORY = ", while this machine was low on memory"
-"""How the reason of a death ends if the kernel killed a process for memory meanwhile."""
-LAUNCHER_ENDED = "the worker died: its launcher was ended"
-_SIGKILL = "SIGKILL"
-_RAY_OUT_OF_MEMORY = ("OutOfMemory", "OUT_OF_MEMORY", "low on memory")
-_RAY_UNEXPECTED = "connection error code 2"
-"""Ray's words if a worker's process was gone all at once, be it by SIGKILL or by a crash."""
+"""How it is told that the kernel killed a process for memory meanwhile."""
 
 
 ACCELERATOR = "accelerator_type:"
@@ -129,7 +124,8 @@ class WorkerReport:
     evaluation: Evaluation | None
     outcome: Outcome | None
     """How the training ended; None in every report before the last."""
-    error: str | None = None
+    failure: Failure | None = None
+    """Why the training failed; None where it did not."""
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     """What the numbers depend on, such as versions and device; empty except in the first report
     with an evaluation."""
@@ -149,13 +145,55 @@ class WorkerReport:
     is_data_missing: bool = False
     """Whether the error is that this machine cannot read the data set: then every other
     configuration would fail as well."""
-    is_consequence: bool = False
-    """Whether a rank only lost its connection to another one, whose error is the real one."""
-    is_tried_twice: bool = False
-    """Whether the point is tried once more before the outcome holds; one that is LOST is anyway."""
+
+    @classmethod
+    def of(cls, failure: Failure, *, is_data_missing: bool = False) -> Self:
+        """The last report of a training that failed."""
+        return cls(
+            evaluation=None,
+            outcome=Outcome.of(failure.kind),
+            failure=failure,
+            is_data_missing=is_data_missing,
+        )
+
+    def with_failure(self, **changes: Any) -> Self:
+        """The same report with changes of its failure; as it is without one."""
+        if self.failure is None:
+            return self
+        return replace(self, failure=replace(self.failure, **changes))
+
+    @property
+    def error(self) -> str | None:
+        """Why the training failed, in words; None where it did not."""
+        return None if self.failure is None else self.failure.message
+
+    @property
+    def is_tried_twice(self) -> bool:
+        """Whether the point is tried once more before the outcome holds."""
+        return self.failure is not None and self.failure.is_tried_twice
 
 
-def report_of_end(task: TrialTask, *, seconds: float, reason: str) -> WorkerReport:
+@dataclass(frozen=True, kw_only=True)
+class ProcessExited:
+    """The answer in place of that of a process which has ended meanwhile."""
+
+    reason: str
+    """How the process ended, in words."""
+    exit_code: int | None = None
+    """Its exit code, or the negative number of the signal that ended it; None if its launcher is
+    gone, too, which would tell."""
+    is_for_memory: bool = False
+    """Whether the kernel killed processes for memory meanwhile, probably this one."""
+
+    @property
+    def kind(self) -> FailureKind:
+        """Whose fault it is that the process ended."""
+        return FailureKind.MEMORY if self.is_for_memory else kind_of_exit(self.exit_code)
+
+
+def report_of_end(
+    task: TrialTask, *, seconds: float, reason: str, kind: FailureKind
+) -> WorkerReport:
     """The report in place of the one that a training's process did not make before it ended.
 
     The run's hang file is deleted.
@@ -164,60 +202,28 @@ def report_of_end(task: TrialTask, *, seconds: float, reason: str) -> WorkerRepo
         task: the training's task.
         seconds: seconds from the training's start to its process's end.
         reason: how the process ended, as its launcher or Ray tells.
+        kind: whose fault that is, if it was not ended at its deadline.
     """
-    outcome, error, is_tried_twice = _meaning(task, seconds, reason)
-    printed = task.config.training and last_printed(Path(task.hang_folder), task.name)
-    if printed:
-        line, *traces = error.split("\n", 1)
-        error = "\n".join([f"{line}; {printed}", *traces])
-    return WorkerReport(
-        evaluation=None, outcome=outcome, error=error, is_tried_twice=is_tried_twice
-    )
-
-
-def _meaning(task: TrialTask, seconds: float, reason: str) -> tuple[Outcome, str, bool]:
-    """Outcome and error of a training whose process ended for a reason, and whether its point is
-    tried twice before that holds.
-    """
-    hang_file, stack_traces = hang_path(task.name, task.hang_folder), ""
+    hang_file, traces = hang_path(task.name, task.hang_folder), ""
     # there is no hang file, such as from the watchdog of another machine
     with contextlib.suppress(OSError):
-        stack_traces = hang_file.read_text(encoding="utf-8")
+        traces = hang_file.read_text(encoding="utf-8")
         hang_file.unlink()
-    is_killed = _SIGKILL in reason or _TOLD_AS_KILLED.search(reason) is not None
-    if stack_traces or (seconds >= task.deadline_seconds and not is_killed):
-        said = f"{NOT_ENDED}; the worker was ended\n{stack_traces}".rstrip()
-        return Outcome.TIMED_OUT, said, False
-    # Ray's own watch of the memory, or the kernel
-    if any(words in reason for words in _RAY_OUT_OF_MEMORY):
-        return Outcome.OUT_OF_MEMORY, reason, True
-    if is_killed or is_lost(reason) or LAUNCHER_ENDED in reason:
-        return Outcome.LOST, reason, False
-    return Outcome.ERRORED, reason, _RAY_UNEXPECTED in reason
-
-
-def is_lost(reason: str) -> bool:
-    """Whether a worker was lost with its machine, or a paused trial's state with a disk that is
-    full, judged by the error message.
-    """
-    return any(
-        words in reason
-        for words in ("node has died", "preempted", "temporarily unavailable", "cannot be written")
+    if traces or (seconds >= task.deadline_seconds and kind is FailureKind.USER_CODE):
+        reason, kind = f"{NOT_ENDED}; the worker was ended", FailureKind.DEADLINE
+    printed, output = "", None
+    if task.config.training is not None:
+        printed, output = last_printed(Path(task.hang_folder), task.name)
+    message = "; ".join(filter(None, [reason, printed]))
+    return WorkerReport.of(
+        Failure(
+            kind=kind,
+            message=f"{message}\n{traces}".rstrip() if traces else message,
+            output_path=output,
+            # another program may have taken the memory
+            is_tried_twice=kind is FailureKind.MEMORY,
+        )
     )
-
-
-def told_as_killed(error: BaseException) -> str | None:
-    """What an exception of a training tells of a process of its own that was killed: one that
-    gathers batches, or a command's; None if it tells none.
-    """
-    # torch tells the signal in the first of two errors
-    for cause in (error, error.__cause__, error.__context__):
-        if isinstance(cause, RuntimeError) and _TOLD_AS_KILLED.search(str(cause)):
-            return str(cause).splitlines()[0].rstrip(". ")
-    return None
-
-
-_TOLD_AS_KILLED = re.compile(r"killed by signal: Killed|was ended by SIGKILL|command is gone")
 
 
 def hang_path(run: str, folder: str) -> Path:

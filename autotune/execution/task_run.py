@@ -10,7 +10,6 @@ import math
 import os
 import sys
 import tempfile
-import traceback
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,15 +18,7 @@ from typing import Any, TextIO
 import psutil
 
 from autotune.contention import Contention
-from autotune.errors import (
-    AutotuneError,
-    DataError,
-    DivergedError,
-    StateError,
-    TimedOutError,
-    refusal_in,
-    refusal_of,
-)
+from autotune.errors import AutotuneError, DataError, StateError, refusal_in
 from autotune.execution.task import (
     LOW_ON_MEMORY,
     RankPlace,
@@ -36,7 +27,6 @@ from autotune.execution.task import (
     hang_path,
     num_killed_for_memory,
     report_of_end,
-    told_as_killed,
 )
 from autotune.execution.trial_folder import (
     bound_output,
@@ -46,6 +36,7 @@ from autotune.execution.trial_folder import (
     trial_folder,
 )
 from autotune.execution.watchdog import Watchdog, descendants
+from autotune.failure import Failure, FailureKind
 from autotune.files import appending
 from autotune.measurement import OUTPUT_AT, Evaluation
 from autotune.mlflow_logs import keep_logs
@@ -53,7 +44,8 @@ from autotune.outcome import Outcome
 from autotune.remote import paused_while_waiting
 from autotune.session import OUTPUT_FILE, environment_of, is_pausable, reserved_port, world_size
 from autotune.training.capabilities import visible_devices_environment
-from autotune.training.device import is_out_of_memory, share_memory
+from autotune.training.device import share_memory
+from autotune.training.failures import failure_of
 from autotune.training.parallel.ranks import open_store
 from autotune.training.parallel.rendezvous import (
     ContentionNotes,
@@ -178,7 +170,9 @@ class TaskRun:
         return WorkerReport(
             evaluation=evaluation,
             outcome=evaluation.outcome,
-            error=_START_UP.format(evaluation) if is_late else None,
+            failure=Failure(kind=FailureKind.TIMED_OUT, message=_START_UP.format(evaluation))
+            if is_late
+            else None,
             fingerprint=self._take_fingerprint(),
             test_metric=self._test_metric(evaluation) if is_last else None,
             can_pause=not is_last and self._can_pause,
@@ -186,32 +180,21 @@ class TaskRun:
         )
 
     def _report_of_error(self, error: Exception) -> WorkerReport:
-        if (reason := told_as_killed(error)) is not None:
-            if num_killed_for_memory() > self._num_killed:
-                reason += LOW_ON_MEMORY
-            return report_of_end(self._task, seconds=0.0, reason=reason)
-        text = traceback.format_exc()
-        refusal = refusal_of(error)
+        failure = failure_of(error)
+        if failure.kind is FailureKind.LOST and not isinstance(error, StateError):
+            reason, kind = failure.message, FailureKind(failure.kind)
+            if not failure.is_consequence and num_killed_for_memory() > self._num_killed:
+                reason, kind = f"{reason}{LOW_ON_MEMORY}", FailureKind.MEMORY
+            report = report_of_end(self._task, seconds=0.0, reason=reason, kind=kind)
+            return report.with_failure(is_consequence=failure.is_consequence)
         if isinstance(error, AutotuneError) and self._folder is not None:
             # a process that the training had started may have printed the reason
-            refusal = refusal_in(end_of_output(self._folder)) or refusal
+            refusal = refusal_in(end_of_output(self._folder)) or failure.message
+            failure = replace(failure, message=refusal)
         if isinstance(error, StateError):  # the training continues from the state before
             self._states.drop_newest()
-            outcome = Outcome.LOST
-        elif isinstance(error, DivergedError):
-            outcome = Outcome.DIVERGED
-        elif isinstance(error, TimedOutError):
-            outcome = Outcome.TIMED_OUT
-        elif refusal is not None:
-            outcome = Outcome.INVALID
-        else:
-            outcome = Outcome.OUT_OF_MEMORY if is_out_of_memory(error) else Outcome.ERRORED
-        return WorkerReport(
-            evaluation=None,
-            outcome=outcome,
-            error=refusal if refusal is not None else f"{text}{_output_note(self._folder)}",
-            is_data_missing=isinstance(error, DataError),
-        )
+        is_data_missing = failure.kind is FailureKind.CONFIGURATION and isinstance(error, DataError)
+        return WorkerReport.of(_with_output(failure, self._folder), is_data_missing=is_data_missing)
 
     def _start(self) -> Generator[Evaluation | None, bool | None, float | None]:
         task = self._task
@@ -284,11 +267,12 @@ class TaskRun:
         return path if path.parent.is_dir() else Path(tempfile.gettempdir()) / path.name
 
 
-def _output_note(folder: Path | None) -> str:
-    """Where all that was printed in a run's folder is; empty if nothing was."""
-    if folder is None or not has_printed(folder):
-        return ""
-    return f"{OUTPUT_AT}{folder / OUTPUT_FILE}\n"
+def _with_output(failure: Failure, folder: Path | None) -> Failure:
+    """A failure with the file of all that was printed in a run's folder, if anything was."""
+    if folder is None or not failure.has_traceback or not has_printed(folder):
+        return failure
+    output = str(folder / OUTPUT_FILE)
+    return replace(failure, message=f"{failure.message}{OUTPUT_AT}{output}\n", output_path=output)
 
 
 def _idle_devices(task: TrialTask, started: Sequence[int]) -> list[str]:
@@ -360,18 +344,12 @@ def follow_task(
     try:
         with entered, watchdog.on(), paused_while_waiting(watchdog.off):
             failure = follow(task.config, rendezvous, **settings)
-            note = _output_note(run_folder)
+            report = None
+            if failure is not None:
+                report = WorkerReport.of(_with_output(failure, run_folder))
     finally:
         watchdog.close()
-    if failure is None:
-        return None
-    has_traceback = failure.outcome in (Outcome.ERRORED, Outcome.OUT_OF_MEMORY)
-    return WorkerReport(
-        evaluation=None,
-        outcome=failure.outcome,
-        error=f"{failure.error}{note if has_traceback else ''}",
-        is_consequence=failure.is_lost_connection,
-    )
+    return report
 
 
 def _prepare_process(task: TrialTask) -> None:

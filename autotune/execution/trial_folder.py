@@ -15,7 +15,8 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from autotune.errors import FileError, is_lost_connection, last_exception
+from autotune.errors import FileError, last_exception
+from autotune.failure import is_lost_connection
 from autotune.files import appending, drop_middle, make_folder
 from autotune.session import OUTPUT_FILE, TrialInfo, in_trial
 
@@ -152,20 +153,21 @@ def end_of_output(folder: Path) -> str:
         return ""
 
 
-def last_printed(study: Path, run: str) -> str:
-    """What a run whose process died printed last, an exception or a line, and where all of it is.
+def last_printed(study: Path, run: str) -> tuple[str, str | None]:
+    """What a run whose process died printed last, an exception or a line, in words with the path of
+    the file that has all of it; and that path.
 
-    Empty if it is not known here.
+    Empty and None if that is not known here.
     """
     path = folder_of(study, run) / OUTPUT_FILE
     lines = [line for line in re.split(r"[\r\n]+", end_of_output(path.parent)) if line.strip()]
     if not lines:
-        return ""
+        return "", None
     index = last_exception(lines)
     line = lines[-1 if index is None else index].strip()[:_MAX_LINE]
     if is_lost_connection(line):  # of a rank that only met the end of another one
-        return f"its output: {path}"
-    return f"it last printed: {line} (all of it: {path})"
+        return f"its output: {path}", str(path)
+    return f"it last printed: {line} (all of it: {path})", str(path)
 
 
 @contextlib.contextmanager

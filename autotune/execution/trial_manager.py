@@ -24,6 +24,7 @@ from autotune.execution.task import (
     warn_of_worker,
     warn_once,
 )
+from autotune.failure import Failure, FailureKind
 from autotune.files import STATE_FILE
 from autotune.measurement import Evaluation, LearningCurve, TrialResult
 from autotune.outcome import Outcome
@@ -84,7 +85,7 @@ class _ManagedTrial:
     can_save: bool = False
     """Whether a notice has the current worker save the trial."""
 
-    def result(self, outcome: Outcome, error: str | None) -> TrialResult:
+    def result(self, outcome: Outcome, failure: Failure | None) -> TrialResult:
         """What became of the trial, which ends now."""
         contention = _total(self.contention_before, self.contention)
         return TrialResult(
@@ -97,7 +98,7 @@ class _ManagedTrial:
             started_at=self.started_at or self.handed_out_at,
             stopped_at=time.time(),
             fingerprint=self.fingerprint,
-            error=error,
+            **TrialResult.of_failure(failure),
             cap_seconds=self.task.cap_seconds if math.isfinite(self.task.cap_seconds) else None,
             contention=contention.reason if contention is not None and outcome.is_timed else None,
             lost_seconds=self.lost_seconds,
@@ -300,21 +301,20 @@ class TrialManager:
             self.refusal = self.refusal or (DataError if report.is_data_missing else ConfigError)(
                 report.error or "refused"
             )
-        self._end(key, outcome, report.error, report.is_tried_twice)
+        self._end(key, outcome, report.failure)
         return Decision.STOP
 
-    def died(self, key: str, reason: str) -> None:
+    def died(self, key: str, reason: str, kind: FailureKind) -> None:
         """End a trial whose worker died before it reported how the trial ended, or before it had
         kept the state of a paused trial.
         """
         managed = self._trials.get(key)
         if managed is None:
             return
-        report = report_of_end(
-            managed.task, seconds=time.time() - managed.handed_out_at, reason=reason
-        )
+        seconds = time.time() - managed.handed_out_at
+        report = report_of_end(managed.task, seconds=seconds, reason=reason, kind=kind)
         assert report.outcome is not None, "its worker is gone"
-        self._end(key, report.outcome, report.error, report.is_tried_twice)
+        self._end(key, report.outcome, report.failure)
 
     def interrupt_all(self) -> None:
         """Give up all running and paused trials, because the search ends; see ``interrupted``."""
@@ -404,18 +404,15 @@ class TrialManager:
         self._trials[key] = managed
         return managed.task
 
-    def _end(
-        self, key: str, outcome: Outcome, error: str | None, is_tried_twice: bool = False
-    ) -> None:
+    def _end(self, key: str, outcome: Outcome, failure: Failure | None) -> None:
         managed = self._trials.pop(key)
-        is_lost = outcome is Outcome.LOST
-        if (is_lost or is_tried_twice) and self._is_resumed(managed, error, is_lost=is_lost):
+        if self._is_resumed(managed, outcome, failure):
             return
         is_cut_short = managed.task.deadline_seconds < self.trial_deadline_seconds
-        if is_cut_short and error is not None and error.startswith(NOT_ENDED):
+        if is_cut_short and failure is not None and failure.kind is FailureKind.DEADLINE:
             outcome = Outcome.STOPPED
-            error = f"the study's time budget ended amid this trial{error.removeprefix(NOT_ENDED)}"
-        result = managed.result(outcome, error)
+            failure = replace(failure, message=_told_of_budget(failure.message))
+        result = managed.result(outcome, failure)
         withdrawn = self._withdrawn(result)
         if withdrawn is None:
             self._store(managed)
@@ -429,18 +426,24 @@ class TrialManager:
                 listener.trial_withdrawn(withdrawn)
         self.on_end()
 
-    def _is_resumed(self, managed: _ManagedTrial, error: str | None, *, is_lost: bool) -> bool:
+    def _is_resumed(
+        self, managed: _ManagedTrial, outcome: Outcome, failure: Failure | None
+    ) -> bool:
         """Have a trial whose worker is gone continue from its last state, unless that was done too
-        often in vain; whether it is.
+        often in vain, or it is the configuration's fault; whether it is.
         """
         number, now = managed.trial.number, time.time()
         num_evaluations = managed.curve.num_evaluations
-        has_progressed = is_lost and num_evaluations > managed.num_evaluations_when_lost + 1
-        most = self.max_retries if is_lost else min(1, self.max_retries)
-        if not self.policy.lost(number, most=most, has_progressed=has_progressed):
+        most = self._most_tries(outcome, failure)
+        has_progressed = (
+            outcome is Outcome.LOST and num_evaluations > managed.num_evaluations_when_lost + 1
+        )
+        if not most or not self.policy.lost(number, most=most, has_progressed=has_progressed):
             return False
-        logger.info("%s: %s; it continues from its last state", managed.tracked.name, error)
-        lost = replace(managed.result(Outcome.LOST, error), stopped_at=now)
+        lost = replace(managed.result(Outcome.LOST, failure), stopped_at=now)
+        logger.info(
+            "%s: %s; it continues from its last state", managed.tracked.name, lost.error_line
+        )
         managed.num_evaluations_when_lost = num_evaluations
         managed.lost_seconds += now - managed.reported_at if managed.reported_at else 0.0
         self._leave_worker(managed)
@@ -467,6 +470,18 @@ class TrialManager:
         if result.outcome.is_timed:
             self._num_in_vain = 0 if why is None else self._num_in_vain + result.is_worth_retaking
         return None
+
+    def _most_tries(self, outcome: Outcome, failure: Failure | None) -> int:
+        """How often in a row a trial that ended so continues, if that may not be the
+        configuration's fault.
+        """
+        if outcome is Outcome.LOST:
+            return self.max_retries
+        return min(int(failure is not None and failure.is_tried_twice), self.max_retries)
+
+
+def _told_of_budget(message: str) -> str:
+    return message.replace(NOT_ENDED, "the study's time budget ended amid this trial", 1)
 
 
 def _has_room_for_states(folder: Path) -> bool:

@@ -304,12 +304,13 @@ class StudyDisplay:
 
     def _line(self, result: TrialResult, score: float | None) -> str:
         spent = run_score(result, self._objective).score if score is None else score
+        output = result.output_path
         parts = [
             f"trial {result.trial}",
             *words_of_result(result, spent, self._target, self._scale),
             self._best_so_far,
             result.error_line,
-            result.output_path and f"{OUTPUT_AT}{result.output_path}",
+            f"{OUTPUT_AT}{output}" if output and output not in result.error_line else "",
         ]
         return "  ".join(part for part in parts if part)
 

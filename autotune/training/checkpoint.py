@@ -13,6 +13,7 @@ import random
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from errno import ENOSPC
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from autotune.config.schema import TrialConfig
-from autotune.errors import AutotuneError, ConfigError, DataError, StateError
+from autotune.errors import AutotuneError, ConfigError, DataError, FileError, StateError
 from autotune.files import FORMAT, STATE_FILE, check_format, make_folder, replace_file, replacing
 from autotune.measurement import Evaluation
 from autotune.redaction import without_secrets_in
@@ -181,7 +182,7 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
         with replacing(path) as part:
             torch.save(content, part)
     except RuntimeError as error:  # torch's, also where the disk is full
-        raise DataError(f"{path}: cannot be written: {_line(error)}") from error
+        raise FileError(f"{path}: cannot be written: {_line(error)}", ENOSPC) from error
 
 
 def as_plain(value: Any, where: str = "") -> Any:
@@ -427,7 +428,8 @@ class TrainingCheckpoint(Checkpoint):
                 sharded = {name: self._state[name] for name in sharded_names(self._state)}
                 save_sharded(folder / "sharded", sharded)
         except OSError as error:
-            raise DataError(f"{folder}: cannot be written: {error.strerror}") from error
+            said = f"{folder}: cannot be written: {error.strerror}"
+            raise FileError(said, error.errno) from error
         if self._rank:
             save_state(folder / f"rank-{self._rank}", {"random": random_state(self._device)})
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from autotune.errors import ConfigError
+from autotune.failure import causes
 from autotune.training.capabilities import (
     Capabilities,
     num_available_cpus,
@@ -162,13 +163,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception, or one that led to it, means that memory ran out: the device's, the
     host's, or a GPU's on-chip memory.
     """
-    seen: list[BaseException] = []
-    cause: BaseException | None = error
-    # Inductor, Lightning and others wrap what they catch
-    while cause is not None and cause not in seen:
-        seen.append(cause)
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-    return any(map(_says_out_of_memory, seen))
+    return any(map(_says_out_of_memory, causes(error)))
 
 
 def _says_out_of_memory(error: BaseException) -> bool:

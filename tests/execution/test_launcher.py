@@ -20,9 +20,10 @@ import pytest
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
-from autotune.execution.launcher import Launcher, ProcessExited, calling
+from autotune.execution.launcher import Launcher, calling
 from autotune.execution.process_group import ProcessGroup, rank_environment
-from autotune.execution.task import TrialTask, WorkerReport
+from autotune.execution.task import ProcessExited, TrialTask, WorkerReport
+from autotune.failure import Failure, FailureKind
 from autotune.outcome import Outcome
 from tests.support.patience import is_alive, wait_until
 from tests.support.records import make_trial_task
@@ -415,7 +416,7 @@ class _Ended:
         return True
 
     def receive(self) -> ProcessExited:
-        return ProcessExited(reason="the worker died: it was ended by SIGKILL")
+        return ProcessExited(reason="it was ended by SIGKILL", exit_code=-signal.SIGKILL)
 
     def close(self) -> None: ...
 
@@ -435,6 +436,64 @@ def test_a_first_rank_that_ends_before_it_begins_is_told_without_the_others(
     group = ProcessGroup()
     [report] = reports_of(group, make_task("parallelism=ddp"))
     assert report.outcome is Outcome.LOST
+
+
+class _Answers(_Ended):
+    """A rank that answers what it is given."""
+
+    def __init__(self, *answers: Any) -> None:
+        self._answers = list(answers)
+
+    def receive(self) -> Any:
+        return self._answers.pop(0)
+
+
+def _failed(kind: FailureKind, *, is_consequence: bool = False) -> WorkerReport:
+    return WorkerReport.of(Failure(kind=kind, message=kind.value, is_consequence=is_consequence))
+
+
+_DISCONNECTED = _failed(FailureKind.LOST, is_consequence=True)
+_ABORTED = ProcessExited(reason="SIGABRT", exit_code=-signal.SIGABRT)
+_KILLED = ProcessExited(reason="SIGKILL", exit_code=-signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("first", "others", "kind", "told"),
+    [
+        (_DISCONNECTED, [_KILLED, _DISCONNECTED], FailureKind.LOST, "rank 1: SIGKILL"),
+        (_ABORTED, [_ABORTED, _KILLED], FailureKind.LOST, "rank 2: SIGKILL"),
+        (_KILLED, [_ABORTED, _DISCONNECTED], FailureKind.LOST, "SIGKILL"),
+        (_DISCONNECTED, [_DISCONNECTED, _DISCONNECTED], FailureKind.LOST, "lost"),
+        (
+            _DISCONNECTED,
+            [_failed(FailureKind.MACHINE), _DISCONNECTED],
+            FailureKind.MACHINE,
+            "machine",
+        ),
+        (
+            _DISCONNECTED,
+            [_DISCONNECTED, _failed(FailureKind.USER_CODE)],
+            FailureKind.USER_CODE,
+            "user code",
+        ),
+        (_DISCONNECTED, [_ABORTED, _DISCONNECTED], FailureKind.USER_CODE, "rank 1: SIGABRT"),
+        (_DISCONNECTED, [None, None], FailureKind.USER_CODE, "rank 1 has returned; lost"),
+    ],
+)
+def test_of_what_all_ranks_met_the_cause_is_told(
+    make_task: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    first: Any,
+    others: list[Any],
+    kind: FailureKind,
+    told: str,
+) -> None:
+    processes = [_Answers(1, first), *map(_Answers, others)]
+    monkeypatch.setattr(ProcessGroup, "_started", lambda self, task, rank: processes[rank])
+    task = make_task("parallelism=ddp", "parallelism.num_workers=3")
+    [report] = reports_of(ProcessGroup(), task)
+    assert report.failure is not None
+    assert (report.failure.kind, report.failure.message) == (kind, told)
 
 
 def test_ranks_of_a_users_function_see_the_gpus_of_all_on_their_machine(

@@ -20,6 +20,7 @@ import autotune
 from autotune.execution.task import TrialTask, WorkerReport, report_of_end
 from autotune.execution.task_run import TaskRun
 from autotune.execution.trial_folder import OUTPUT_FILE, delete_files, run_names
+from autotune.failure import FailureKind, kind_of_exit
 from autotune.measurement import Target, TrialResult
 from autotune.outcome import Outcome
 from tests.support.records import make_result, make_trial_task
@@ -76,7 +77,8 @@ def trained(task: TrialTask) -> WorkerReport:
 
 def error_of(task: TrialTask, report: WorkerReport) -> TrialResult:
     assert report.outcome is not None
-    return make_result(3, report.outcome, seed=5, stopped_at=0.0, error=report.error)
+    failed = TrialResult.of_failure(report.failure)
+    return make_result(3, report.outcome, seed=5, stopped_at=0.0, **failed)
 
 
 def printing() -> Iterator[Mapping[str, Any]]:
@@ -277,7 +279,7 @@ def test_an_error_is_told_by_its_exception_with_the_file_that_has_the_rest(
 ) -> None:
     result = error_of(task(failing), trained(task(failing)))
     assert (result.outcome, result.error_line) == (Outcome.ERRORED, "ValueError: the data is empty")
-    assert Path(result.output_path).read_text() == "reading the data\n"
+    assert Path(result.output_path or "").read_text() == "reading the data\n"
 
 
 def killed() -> Iterator[Mapping[str, Any]]:
@@ -293,7 +295,10 @@ def test_what_a_killed_process_printed_last_is_told(task: MakeTask, tmp_path: Pa
     process.join()
     assert process.exitcode == -signal.SIGKILL
     report = report_of_end(
-        task(killed), seconds=1.0, reason="the worker died: it was ended by SIGKILL"
+        task(killed),
+        seconds=1.0,
+        reason="the worker died: it was ended by SIGKILL",
+        kind=kind_of_exit(process.exitcode),
     )
     path = tmp_path / "study/trials/trial-3" / OUTPUT_FILE
     said = f"the worker died: it was ended by SIGKILL; it last printed: 10%|# (all of it: {path})"
@@ -308,7 +313,7 @@ def test_what_a_rank_printed_of_the_end_of_another_one_is_not_told(
     output.parent.mkdir(parents=True)
     output.write_text("RuntimeError: [gloo] Connection closed by peer. Check the logs\n")
     reason = "rank 1 of the command was ended by SIGKILL"
-    report = report_of_end(task(killed), seconds=1.0, reason=reason)
+    report = report_of_end(task(killed), seconds=1.0, reason=reason, kind=FailureKind.LOST)
     assert report.error == f"{reason}; its output: {output}"
 
 

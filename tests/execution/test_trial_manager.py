@@ -17,6 +17,7 @@ from autotune.config.space_files import read_search_space
 from autotune.contention import Contention
 from autotune.execution.task import TrialTask, WorkerReport
 from autotune.execution.trial_manager import TrialManager
+from autotune.failure import FailureKind
 from autotune.measurement import Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.search.scheduler import Scheduler
@@ -118,14 +119,11 @@ def test_the_time_budget_counts_from_the_first_trials_start(make_trials: MakeTri
     assert task.deadline_seconds < 100, "a hung trial cannot outlast the budget by much"
 
 
-_NODE_DIED = "the worker died: The actor died because its node has died."
-
-
 def test_a_trial_that_was_lost_with_its_machine_is_tried_again(make_trials: MakeTrials) -> None:
     trials, policy = make_trials()
     first = begin(trials, "a")
     begin(trials, "b")
-    trials.died("a", _NODE_DIED)
+    trials.died("a", "the worker died: its node has died", FailureKind.LOST)
     assert not policy.results, "a lost trial is no result"
     again = begin(trials, "c")
     assert (again.name, again.config.seed) == ("trial-0", first.config.seed)
@@ -135,30 +133,25 @@ def test_a_trial_that_was_lost_with_its_machine_is_tried_again(make_trials: Make
     assert list(policy.results) == [0]
 
 
-_KILLED = "the worker died: it was ended by SIGKILL"
-_GONE = "the worker died: Worker unexpectedly exits with a connection error code 2. End of file."
-
-
 @pytest.mark.parametrize(
-    ("reason", "num_tries", "outcome"),
+    ("kind", "num_tries", "outcome"),
     [
-        (_KILLED, 3, Outcome.LOST),
-        (f"{_KILLED}, while this machine was low on memory", 2, Outcome.OUT_OF_MEMORY),
-        ("Task was killed due to the node running low on memory.", 2, Outcome.OUT_OF_MEMORY),
-        (_GONE, 2, Outcome.ERRORED),
-        ("the worker died: it was ended by SIGSEGV", 1, Outcome.ERRORED),
+        (FailureKind.LOST, 3, Outcome.LOST),
+        (FailureKind.MEMORY, 2, Outcome.OUT_OF_MEMORY),
+        (FailureKind.USER_CODE, 1, Outcome.ERRORED),
     ],
 )
 def test_a_point_whose_process_was_killed_from_outside_is_tried_again_first(
-    make_trials: MakeTrials, reason: str, num_tries: int, outcome: Outcome
+    make_trials: MakeTrials, kind: FailureKind, num_tries: int, outcome: Outcome
 ) -> None:
+    reason = "how it ended"
     trials, policy = make_trials()
     heard = Heard()
     trials.listeners = (heard,)
     for number in range(num_tries):
         assert not policy.results
         assert begin(trials, str(number)).config.batch_size == 64, "the same point"
-        trials.died(str(number), reason)
+        trials.died(str(number), reason, kind)
     assert (only(policy).trial, only(policy).outcome) == (0, outcome)
     assert heard.withdrawn == [(0, Outcome.LOST, reason)] * (num_tries - 1)
     assert policy.error is None
@@ -169,7 +162,7 @@ def test_a_worker_that_died_past_its_deadline_hung(make_trials: MakeTrials, tmp_
     begin(trials, "a")
     (tmp_path / "hang-trial-0.txt").write_text('File "mine.py", line 3 in wait\n')
     time.sleep(0.1)
-    trials.died("a", "the worker died")
+    trials.died("a", "the worker died", FailureKind.LOST)
     assert only(policy).outcome is Outcome.TIMED_OUT
     assert "line 3 in wait" in (only(policy).error or "")
     assert not list(tmp_path.iterdir())

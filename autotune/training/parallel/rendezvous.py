@@ -5,10 +5,9 @@ import json
 import os
 import socket
 import textwrap
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing 
 
 from autotune.config.schema import TrialConfig
 from autotune.contention import Contention
-from autotune.errors import ConfigError, DivergedError, is_lost_connection, refusal_of
-from autotune.outcome import Outcome
-from autotune.training.device import is_out_of_memory, pick_device
+from autotune.errors import ConfigError
+from autotune.failure import Failure
+from autotune.training.device import pick_device
+from autotune.training.failures import failure_of
 from autotune.training.parallel.ranks import TIMEOUT, Ranks, joined
 from autotune.training.parallel.reports import FollowingRank
 from autotune.training.run import start_training
@@ -38,22 +38,6 @@ class Rendezvous:
     port: int
     rank: int
     size: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """An error that ended a rank before the first rank ended the training."""
-
-    outcome: Outcome
-    error: str
-    """A traceback if it is ERRORED or OUT_OF_MEMORY, else a line."""
-
-    @property
-    def is_lost_connection(self) -> bool:
-        """Whether this rank only lost its connection to another one, whose end is the real
-        failure.
-        """
-        return is_lost_connection(self.error)
 
 
 @contextmanager
@@ -224,14 +208,11 @@ def follow(
         with joined_at(rendezvous, config) as ranks:
             for _ in start_training(config, ranks=ranks, num_threads=num_threads, **settings):
                 raise AssertionError("only the first rank yields")
-    except DivergedError as error:
-        return Failure(outcome=Outcome.DIVERGED, error=str(error))
-    # any fault of the trained code is an outcome, told with its traceback
+    # any fault of the trained code is an outcome
     except (Exception, SystemExit) as error:  # noqa: BLE001
-        if (refusal := refusal_of(error)) is not None:
-            return Failure(outcome=Outcome.INVALID, error=refusal)
-        return Failure(
-            outcome=Outcome.OUT_OF_MEMORY if is_out_of_memory(error) else Outcome.ERRORED,
-            error=textwrap.indent(traceback.format_exc(), f"[rank{rendezvous.rank}]: "),
-        )
+        failure = failure_of(error)
+        if not failure.has_traceback:
+            return failure
+        said = textwrap.indent(failure.message, f"[rank{rendezvous.rank}]: ")
+        return replace(failure, message=said)
     return None
