@@ -36,11 +36,6 @@ class FailureKind(StrEnum):
     DEADLINE = "deadline"
     """A hung process was ended at its deadline."""
 
-    @property
-    def is_of_machine(self) -> bool:
-        """Whether the same training may well succeed on another device or machine."""
-        return self in (FailureKind.MACHINE, FailureKind.DISK)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
@@ -61,6 +56,15 @@ class Failure:
     """Whether the configuration is tried once more before the failure holds."""
     has_traceback: bool = False
     """Whether the message is a traceback."""
+    memory_held_by_others_bytes: int = 0
+    """Bytes of the device's memory that other programs held where there was too little; 0 if that
+    was next to nothing, or is not known."""
+
+    @property
+    def is_of_device(self) -> bool:
+        """Whether the same training may well succeed on another device."""
+        is_of_machine = self.kind in (FailureKind.MACHINE, FailureKind.DISK)
+        return is_of_machine or self.memory_held_by_others_bytes > 0
 
 
 class ProcessFailedError(RuntimeError):

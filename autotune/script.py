@@ -613,7 +613,10 @@ class _Script:
             _each(running, psutil.Process.resume)
             _, alive = psutil.wait_procs(running, _END_SECONDS)
             _each(alive, psutil.Process.kill)
-            psutil.wait_procs(alive, _END_SECONDS)  # the next trial needs what they hold
+            until = time.monotonic() + _END_SECONDS
+            # the next trial needs what they hold; nobody may wait for those that init adopts
+            while any(_is_alive(each.pid) for each in alive) and time.monotonic() < until:
+                time.sleep(_POLL_SECONDS)
             self._process.wait()
 
     def running(self) -> list[psutil.Process]:

@@ -27,6 +27,9 @@ RESULTS = st.builds(
     evaluations=EVALUATIONS.map(tuple),
     fingerprint=NAMED,
     error=...,
+    failure=...,
+    output_path=...,
+    device=...,
     test_metric=...,
 )
 
@@ -122,7 +125,9 @@ def test_a_result_survives_its_dict_and_json(result: TrialResult) -> None:
 def test_a_record_of_another_version_is_read_by_the_fields_known_here() -> None:
     result = make_result(0, Outcome.MISSED, stopped_at=0.0)
     older = {
-        key: value for key, value in result.as_dict().items() if key not in ("error", "test_metric")
+        key: value
+        for key, value in result.as_dict().items()
+        if key not in ("error", "failure", "output_path", "device", "test_metric")
     }
     assert TrialResult.from_dict({**older, "a_field_of_tomorrow": 1}) == result
 

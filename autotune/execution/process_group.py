@@ -13,6 +13,7 @@ machine was cut off), the training would otherwise wait for it until the trial's
 import contextlib
 import logging
 import os
+import platform
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -105,6 +106,8 @@ class ProcessGroup:
         self._failures: dict[int, WorkerReport | None] = {}
         """The failures of the ranks, other than the first, that have ended; None of one that has
         ended without."""
+        self._names: list[str] = []
+        """Host and GPUs of each rank, in words."""
         self._task: TrialTask | None = None
         """The task that is being trained."""
         self._began_at = 0.0
@@ -116,6 +119,7 @@ class ProcessGroup:
         while len(self._processes) < task.num_workers:
             self._processes.append(self._started(task, len(self._processes)))
         self._task, self._began_at, self._failures = task, time.time(), {}
+        self._names = self._device_names(task)
         first = self._processes[0]
         places = self._places(task)
         first.send("begin", task, self._host, places[0])
@@ -153,12 +157,13 @@ class ProcessGroup:
             self.end()
             if report.outcome.needs_new_worker or needs_fresh:
                 self._end_processes()
-        return report
+        return replace(report, devices=self._names)
 
     def _explained(self, answer: WorkerReport | ProcessExited) -> WorkerReport:
         """The report of the first rank, or of the one that met an error first."""
         if isinstance(answer, ProcessExited):
             answer = self._report_of_end(answer)
+        answer = answer.with_failure(device=self._names[0])
         if (failure := answer.failure) is None:
             return answer
         if failure.kind in (FailureKind.USER_CODE, FailureKind.LOST, FailureKind.MACHINE):
@@ -263,7 +268,7 @@ class ProcessGroup:
                 if isinstance(answer, ProcessExited):
                     answer = self._report_of_end(answer, rank)
                 assert answer is None or isinstance(answer, WorkerReport)
-                self._failures[rank] = answer
+                self._failures[rank] = answer and answer.with_failure(device=self._names[rank])
         known = [failure for failure in self._failures.values() if failure is not None]
         return min(known, key=_distance_to_cause, default=None)
 
@@ -287,6 +292,19 @@ class ProcessGroup:
             )
             for rank, host in enumerate(hosts)
         ]
+
+    def _device_names(self, task: TrialTask) -> list[str]:
+        """Host and GPUs of each rank, in words: the same for the same device in each trial."""
+        num_gpus = task.num_gpus // task.num_workers
+        here = visible_devices(task.num_gpus) if self._devices is None else self._devices
+        names = []
+        for rank, process in enumerate(self._processes):
+            is_elsewhere = self._start_elsewhere is not None
+            first = 0 if is_elsewhere else rank * num_gpus
+            gpus = process.devices or here[first : first + num_gpus]
+            host = (process.host or self._host) if is_elsewhere else platform.node()
+            names.append(f"GPU {','.join(gpus)} of {host}" if num_gpus else host)
+        return names
 
     def _started(self, task: TrialTask, rank: int) -> RankProcess:
         if rank > 0 and self._start_elsewhere is not None:

@@ -27,6 +27,8 @@ from autotune.training.capabilities import visible_devices_environment
 _ACCELERATOR_AMOUNT = 0.001
 """Amount of a machine's accelerator resource, which is 1, that a worker takes: as Ray itself
 asks, so that a thousand workers can share."""
+_END_SECONDS = 10.0
+"""Seconds that a rank on another machine may take to end."""
 _START_SECONDS = 300.0
 """Seconds that a new worker may take to start before the cluster counts as broken."""
 
@@ -140,6 +142,10 @@ class _RankWorker:
         """Call a method in the process, see ``TrainingProcess.call``."""
         return self._process.call(method, *arguments)
 
+    def end(self) -> None:
+        """End the process, also while it is called."""
+        self._launcher.close()
+
 
 class _RemoteRank:
     """The process of a rank that an actor holds, with the interface of ``TrainingProcess``."""
@@ -171,7 +177,10 @@ class _RemoteRank:
         return answer
 
     def close(self) -> None:
-        """End the actor, and the process with it."""
+        """End the process, and wait until it is gone with all that it held on a device; then the
+        actor.
+        """
+        ray.wait([self._actor.end.remote()], timeout=_END_SECONDS)
         ray.kill(self._actor)
         self.is_gone = True
 
@@ -189,6 +198,7 @@ def _start_actor(kind: type, task: TrialTask, group: PlacementGroup, rank: int) 
             num_gpus=bundle.get("GPU", 0),
             scheduling_strategy=strategy,
             max_restarts=0,
+            max_concurrency=2,  # it is ended while it is called
         )
         .remote()
     )

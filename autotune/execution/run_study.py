@@ -6,7 +6,6 @@ stopped.
 """
 
 import logging
-import math
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
@@ -175,8 +174,6 @@ def _search(live: LiveStudy, size: ClusterSize) -> None:
     def has_room(tasks: Sequence[TrialTask]) -> bool:
         if not tasks:
             return True
-        if len(tasks) >= (plan.config.search.max_concurrent_trials or math.inf):
-            return False
         return plan.may_grow or size_now().has_room(tasks, *plan.resources(plan.trial))
 
     def unsuitable(config: TrialConfig) -> str | None:
@@ -200,6 +197,7 @@ def _search(live: LiveStudy, size: ClusterSize) -> None:
         max_retakes=plan.config.search.max_retakes,
         time_budget_seconds=live.seconds_left,
         unsuitable=unsuitable,
+        max_concurrent_trials=plan.config.search.max_concurrent_trials,
         on_waiting=tell_of_waiting,
         has_notice=live.interrupt.notice.is_set,
         on_end=live.delete_leftovers,

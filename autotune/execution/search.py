@@ -140,6 +140,9 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
         """Ray's decision on a trial after a report: go on, pause or stop."""
+        if result["report"] is None:  # the worker rests
+            goes_on = self._trial_manager.goes_on(trial.trial_id)
+            return str(TrialScheduler.STOP if goes_on else TrialScheduler.CONTINUE)
         decision = self._trial_manager.reported(trial.trial_id, result["report"])
         if decision is Decision.PAUSE:
             self._pausing.append(trial)
@@ -213,4 +216,4 @@ class _InterruptStopper(Stopper):  # type: ignore[misc]  # ray has no types
     def stop_all(self) -> bool:
         if self._interrupt.notice.is_set() and self._trial_manager.is_saved:
             self._interrupt.set()
-        return self._interrupt.is_set() or self._trial_manager.refusal is not None
+        return self._interrupt.is_set() or self._trial_manager.has_failed

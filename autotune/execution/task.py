@@ -142,6 +142,8 @@ class WorkerReport:
     contention: Contention | None = None
     """What else used the machine so far, as the training's first worker measured it; None before
     its first measurement."""
+    devices: Sequence[str] = ()
+    """Host and GPUs of each of the training's ranks, in words."""
     is_data_missing: bool = False
     """Whether the error is that this machine cannot read the data set: then every other
     configuration would fail as well."""

@@ -44,7 +44,7 @@ from autotune.outcome import Outcome
 from autotune.remote import paused_while_waiting
 from autotune.session import OUTPUT_FILE, environment_of, is_pausable, reserved_port, world_size
 from autotune.training.capabilities import visible_devices_environment
-from autotune.training.device import share_memory
+from autotune.training.device import memory_held_by_others, share_memory
 from autotune.training.failures import failure_of
 from autotune.training.parallel.ranks import open_store
 from autotune.training.parallel.rendezvous import (
@@ -193,6 +193,7 @@ class TaskRun:
             failure = replace(failure, message=refusal)
         if isinstance(error, StateError):  # the training continues from the state before
             self._states.drop_newest()
+        failure = _with_memory(failure, self._task)
         is_data_missing = failure.kind is FailureKind.CONFIGURATION and isinstance(error, DataError)
         return WorkerReport.of(_with_output(failure, self._folder), is_data_missing=is_data_missing)
 
@@ -275,6 +276,25 @@ def _with_output(failure: Failure, folder: Path | None) -> Failure:
     return replace(failure, message=f"{failure.message}{OUTPUT_AT}{output}\n", output_path=output)
 
 
+def _with_memory(failure: Failure, task: TrialTask) -> Failure:
+    """A failure with what other programs held of the memory that was too little, if they did: it
+    may suffice on another device. Trials that share a GPU have a fixed share each.
+    """
+    if failure.kind is not FailureKind.MEMORY or task.trials_per_gpu > 1 or not task.num_gpus:
+        return failure
+    num_gpus = task.num_gpus // task.num_workers
+    held = memory_held_by_others(num_gpus, [*descendants(os.getpid())])
+    if not held:
+        return failure
+    said = f"other programs held {held / 2**30:.1f} GiB of the GPU's memory"
+    return replace(
+        failure,
+        message=f"{failure.message.rstrip()} ({said})\n",
+        memory_held_by_others_bytes=held,
+        is_tried_twice=True,
+    )
+
+
 def _idle_devices(task: TrialTask, started: Sequence[int]) -> list[str]:
     """What is told of a command that has not started a process for each device.
 
@@ -346,6 +366,7 @@ def follow_task(
             failure = follow(task.config, rendezvous, **settings)
             report = None
             if failure is not None:
+                failure = _with_memory(failure, task)
                 report = WorkerReport.of(_with_output(failure, run_folder))
     finally:
         watchdog.close()

@@ -5,8 +5,9 @@ workers, which train.
 import logging
 import math
 import shutil
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any
 from autotune.config.compose import Composed, Composer
 from autotune.config.schema import TrialConfig
 from autotune.contention import Contention
-from autotune.errors import AutotuneError, ConfigError, DataError, InvalidTrialError
+from autotune.errors import AutotuneError, ClusterError, ConfigError, DataError, InvalidTrialError
+from autotune.execution.devices import Devices
 from autotune.execution.task import (
     NOT_ENDED,
     TrialTask,
@@ -84,6 +86,8 @@ class _ManagedTrial:
     """Seconds that saving took, of earlier workers."""
     can_save: bool = False
     """Whether a notice has the current worker save the trial."""
+    is_tried_elsewhere: bool = False
+    """Whether the trial continues on another device, since its own may be at fault."""
 
     def result(self, outcome: Outcome, failure: Failure | None) -> TrialResult:
         """What became of the trial, which ends now."""
@@ -147,6 +151,8 @@ class TrialManager:
     the machine. After a few trials in a row for which that did not help, others are only marked."""
     time_budget_seconds: float | None
     """Time limit of the search, from the start of its first trial; None means no limit."""
+    max_concurrent_trials: int | None = None
+    """Maximum number of trials that are trained at the same time; None means no limit."""
     on_waiting: Callable[[TrialTask], object] = lambda task: None
     """Called now and then with the task of a trial that no worker has begun for a while."""
     has_notice: Callable[[], bool] = lambda: False
@@ -166,6 +172,8 @@ class TrialManager:
         """Number of trials in a row that were kept and marked as spoilt, however often their
         points had been tried."""
         self._trials: dict[str, _ManagedTrial] = {}
+        self._devices = Devices()
+        self.policy.is_everywhere = self._is_everywhere
         self._resumed: Trial | None = None
         """Trial that is to continue as soon as its state is written."""
         for trial, curve in self.policy.begun:
@@ -178,8 +186,14 @@ class TrialManager:
         """Whether no further trial may be started: the time budget is spent, or the search met
         an error.
         """
-        is_refused = self.refusal is not None or self.policy.error is not None
-        return is_refused or self._seconds_left <= 0
+        return self.has_failed or self._seconds_left <= 0
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the search ends since every further trial would fail: running and paused trials
+        are kept, for the same command to continue.
+        """
+        return self.refusal is not None or self.policy.error is not None
 
     @property
     def _seconds_left(self) -> float:
@@ -191,7 +205,8 @@ class TrialManager:
     def is_finished(self) -> bool:
         """Whether the search has ended: no trial is being trained, and none will be."""
         stages = {managed.stage for managed in self._trials.values()}
-        return self.done is not None and stages <= {TrialStage.PAUSED}
+        is_done = self.done is not None and not self.has_failed
+        return is_done and stages <= {TrialStage.PAUSED}
 
     @property
     def _at_work(self) -> list[_ManagedTrial]:
@@ -205,7 +220,9 @@ class TrialManager:
         more trials, in which case the paused trials are ended.
         """
         self._tell_of_waiting()
-        if self.has_notice() or not self.has_room([managed.task for managed in self._at_work]):
+        num_at_work = len(self._at_work)
+        is_full = num_at_work >= (self.max_concurrent_trials or math.inf)
+        if self.has_notice() or is_full or not self._has_room():
             return None
         if self._resumed is not None:
             return self._resume(self._resumed, key)
@@ -234,9 +251,16 @@ class TrialManager:
             )
             self.done = Done("error")
         for other, managed in list(self._trials.items()):
-            if managed.stage is TrialStage.PAUSED:
+            if managed.stage is TrialStage.PAUSED and not self.has_failed:
                 self._end(other, Outcome.STOPPED, None)
         return None
+
+    def _has_room(self, *more: TrialTask) -> bool:
+        """Whether another trial can be trained beside those at work, the workers that rest, and
+        ``more``.
+        """
+        at_work = [managed.task for managed in self._at_work]
+        return self.has_room([*at_work, *self._devices.resting, *more])
 
     def _tell_of_waiting(self) -> None:
         now = time.time()
@@ -251,6 +275,7 @@ class TrialManager:
             return
         managed.handed_out_at = managed.reported_at = time.time()
         managed.waits_since = None
+        self._devices.begun(managed.trial.suggestion)
         self._began_at = self._began_at or time.monotonic()
         if not managed.started_at:
             managed.started_at = managed.handed_out_at
@@ -275,6 +300,7 @@ class TrialManager:
         warn_of_worker(report)
         decision = Decision.CONTINUE
         if report.evaluation is not None:
+            self._devices.worked(report.devices)
             evaluation = report.evaluation
             if managed.curve.add(evaluation):
                 self.tracker.evaluate(managed.tracked.name, evaluation)
@@ -286,13 +312,14 @@ class TrialManager:
                     managed.trial.number, evaluation, may_pause=may_pause
                 )
         outcome = report.outcome or _OUTCOME_OF[decision]
-        if outcome is None and self.is_over:
+        if outcome is None and self._seconds_left <= 0:
             outcome = Outcome.STOPPED
         if outcome is None:
             if self.has_notice() and (report.is_saved or not managed.can_save):
                 self.interrupted(key)
                 return Decision.STOP
             if decision is Decision.PAUSE:
+                self._devices.ended_well(report.devices)
                 self._pause(managed)
             elif report.is_saved or time.time() - managed.stored_at > _STORE_EVERY_SECONDS:
                 self._store(managed)
@@ -302,7 +329,42 @@ class TrialManager:
                 report.error or "refused"
             )
         self._end(key, outcome, report.failure)
-        return Decision.STOP
+        return Decision.CONTINUE if self._rests(key, managed, report) else Decision.STOP
+
+    def _rests(self, key: str, managed: _ManagedTrial, report: WorkerReport) -> bool:
+        """Whether a worker rests whose trial has ended, so that its device gets no other one."""
+        failure = report.failure
+        if failure is None:
+            self._devices.ended_well(report.devices)
+        if failure is None or failure.device is None:
+            return False
+        is_left_out = failure.device in self._devices.left_out
+        if not is_left_out and (not managed.is_tried_elsewhere or self._devices.is_one_waiting):
+            return False
+        self._devices.rest(key, managed.task, failure.device, managed.trial.suggestion)
+        if not (self._at_work or self._devices.is_one_waiting or self._has_room()):
+            reasons = [f"{name}: {why}" for name, why in self._devices.left_out.items()]
+            self.refusal = self.refusal or ClusterError(
+                f"no device is left to train on ({'; '.join(reasons)}); once they work, the same"
+                " command continues the study"
+            )
+        return True
+
+    def goes_on(self, key: str) -> bool:
+        """Whether a worker that rests takes trials again, or ends with the search."""
+        is_any_training = any(managed.waits_since is None for managed in self._at_work)
+        is_needed = self.is_over or not (is_any_training or self._has_room())
+        return self._devices.goes_on(key, is_needed=is_needed) or self.is_finished
+
+    def _has_others(self, task: TrialTask, device: str) -> bool:
+        """Whether another trial may be trained on another device than a task that failed."""
+        if task.num_gpus:
+            return bool(self._at_work) or self._has_room(task)
+        return bool(self._devices.others([device]))
+
+    def _is_everywhere(self, devices: Collection[str | None]) -> bool:
+        """Whether trials failed on several devices, or on the only one."""
+        return len(devices) > 1 or not self._devices.others(devices)
 
     def died(self, key: str, reason: str, kind: FailureKind) -> None:
         """End a trial whose worker died before it reported how the trial ended, or before it had
@@ -310,6 +372,7 @@ class TrialManager:
         """
         managed = self._trials.get(key)
         if managed is None:
+            self._devices.gone(key)
             return
         seconds = time.time() - managed.handed_out_at
         report = report_of_end(managed.task, seconds=seconds, reason=reason, kind=kind)
@@ -383,7 +446,7 @@ class TrialManager:
             return
         managed.stage = TrialStage.PAUSED
         self._trials[managed.tracked.name] = managed
-        if self.done is not None:
+        if self.done is not None and not self.has_failed:
             self._end(managed.tracked.name, Outcome.STOPPED, None)
 
     def _resume(self, trial: Trial, key: str) -> TrialTask | None:
@@ -406,13 +469,14 @@ class TrialManager:
 
     def _end(self, key: str, outcome: Outcome, failure: Failure | None) -> None:
         managed = self._trials.pop(key)
-        if self._is_resumed(managed, outcome, failure):
-            return
         is_cut_short = managed.task.deadline_seconds < self.trial_deadline_seconds
         if is_cut_short and failure is not None and failure.kind is FailureKind.DEADLINE:
             outcome = Outcome.STOPPED
-            failure = replace(failure, message=_told_of_budget(failure.message))
+            message = _told_of_budget(failure.message)
+            failure = replace(failure, message=message, device=None)  # which may do well
         result = managed.result(outcome, failure)
+        if self._is_resumed(managed, result, failure):
+            return
         withdrawn = self._withdrawn(result)
         if withdrawn is None:
             self._store(managed)
@@ -427,31 +491,31 @@ class TrialManager:
         self.on_end()
 
     def _is_resumed(
-        self, managed: _ManagedTrial, outcome: Outcome, failure: Failure | None
+        self, managed: _ManagedTrial, result: TrialResult, failure: Failure | None
     ) -> bool:
         """Have a trial whose worker is gone continue from its last state, unless that was done too
         often in vain, or it is the configuration's fault; whether it is.
         """
-        number, now = managed.trial.number, time.time()
-        num_evaluations = managed.curve.num_evaluations
-        most = self._most_tries(outcome, failure)
+        number, num_evaluations = managed.trial.number, managed.curve.num_evaluations
+        most = 0 if failure is None else self._most_tries(managed, result, failure)
         has_progressed = (
-            outcome is Outcome.LOST and num_evaluations > managed.num_evaluations_when_lost + 1
+            result.outcome is Outcome.LOST
+            and num_evaluations > managed.num_evaluations_when_lost + 1
         )
         if not most or not self.policy.lost(number, most=most, has_progressed=has_progressed):
+            managed.is_tried_elsewhere = False
             return False
-        lost = replace(managed.result(Outcome.LOST, failure), stopped_at=now)
-        logger.info(
-            "%s: %s; it continues from its last state", managed.tracked.name, lost.error_line
-        )
+        name = managed.tracked.name
+        logger.info("%s: %s; it continues from its last state", name, result.error_line)
         managed.num_evaluations_when_lost = num_evaluations
-        managed.lost_seconds += now - managed.reported_at if managed.reported_at else 0.0
+        if managed.reported_at:
+            managed.lost_seconds += result.stopped_at - managed.reported_at
         self._leave_worker(managed)
         self._store(managed)
         managed.stage = TrialStage.PAUSED
-        self._trials[managed.tracked.name] = managed
+        self._trials[name] = managed
         for listener in self.listeners:
-            listener.trial_withdrawn(lost)
+            listener.trial_withdrawn(replace(result, outcome=Outcome.LOST))
         return True
 
     def _withdrawn(self, result: TrialResult) -> TrialResult | None:
@@ -471,13 +535,23 @@ class TrialManager:
             self._num_in_vain = 0 if why is None else self._num_in_vain + result.is_worth_retaking
         return None
 
-    def _most_tries(self, outcome: Outcome, failure: Failure | None) -> int:
-        """How often in a row a trial that ended so continues, if that may not be the
-        configuration's fault.
+    def _most_tries(self, managed: _ManagedTrial, result: TrialResult, failure: Failure) -> int:
+        """How often in a row a trial that failed continues, if that may not be the configuration's
+        fault. Notes what its device did.
         """
-        if outcome is Outcome.LOST:
+        seconds = result.stopped_at - managed.handed_out_at
+        has_others = failure.device is not None and self._has_others(managed.task, failure.device)
+        is_suspect = has_others and self._devices.is_suspect(failure, seconds=seconds)
+        self._devices.failed(
+            failure, managed.trial.suggestion, line=result.error_line, seconds=seconds
+        )
+        is_of_device = failure.is_of_device or self._devices.fails_again(failure)
+        managed.is_tried_elsewhere = has_others and (is_suspect or is_of_device)
+        if is_of_device and failure.device in self._devices.left_out:
+            return sys.maxsize  # the failures of this device say nothing of the point
+        if result.outcome is Outcome.LOST:
             return self.max_retries
-        return min(int(failure is not None and failure.is_tried_twice), self.max_retries)
+        return min(int(is_suspect or failure.is_tried_twice), self.max_retries)
 
 
 def _told_of_budget(message: str) -> str:

@@ -4,6 +4,7 @@ One Tune step is one evaluation. The worker does not train itself and does not i
 need not be replaced after a trial.
 """
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ from ray import tune
 
 from autotune.execution.ray_ranks import bundles, ray_process_group
 from autotune.execution.task import WorkerReport
+
+_REST_SECONDS = 1.0
 
 
 class _NoCheckpoint:
@@ -31,18 +34,25 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
 
     def setup(self, config: Mapping[str, Any]) -> None:
         """Begin the first trial of this worker."""
+        self._has_ended = False
         self._processes = ray_process_group(config["task"])
         self._processes.begin(config["task"])
 
     def reset_config(self, new_config: Mapping[str, Any]) -> bool:
         """Begin the next trial."""
+        self._has_ended = False
         self._processes.end()
         self._processes.begin(new_config["task"])
         return True
 
     def step(self) -> dict[str, WorkerReport | None]:
-        """Train to the next evaluation."""
-        return {"report": self._processes.next_report()}
+        """Train to the next evaluation; after the last one, rest for a second."""
+        if self._has_ended:  # the driver has it keep its device, see ``Devices``
+            time.sleep(_REST_SECONDS)
+            return {"report": None}
+        report = self._processes.next_report()
+        self._has_ended = report is not None and report.outcome is not None
+        return {"report": report}
 
     def save(self, checkpoint_dir: str | None = None) -> Any:
         """Keep the state of a trial that is being paused, in its task's state folder.

@@ -6,7 +6,7 @@ the same study continues where the earlier one stopped.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeAlias
 
@@ -169,6 +169,9 @@ class Scheduler(SearchSettings):
         self._last: dict[int, Evaluation] = {}
         """The last evaluation of every trial that has been evaluated."""
         self._errors: list[TrialResult] = []
+        self.is_everywhere: Callable[[Collection[str | None]], bool] = lambda devices: True
+        """Whether trials that failed on these devices would fail on any: told by who knows the
+        devices."""
         self.error: AutotuneError | None = None
         """Why the search ended early: too many trials in a row ERRORED, or a worker lacked a
         reading for the objective; else None."""
@@ -185,7 +188,17 @@ class Scheduler(SearchSettings):
         self._errors, self.error = [], None  # the cause of earlier errors may be fixed by now
         self.begun: list[tuple[Trial, LearningCurve]] = []
         """Trials that an earlier process began and did not end, with their evaluations."""
-        for stored, suggestion, curve in unfinished_trials(study, space, self.baseline):
+        self._take_up_unfinished()
+        is_new = not study.get_trials(deepcopy=False)
+        if self.baseline is not None and baseline_number(study) is None:
+            params = space.params_of(self.baseline) if self.baseline.values else {}
+            study.enqueue_trial(params, user_attrs={BASELINE: True})
+        for point in self.first if is_new and not self._pauses else ():
+            study.enqueue_trial(space.params_of(point))
+
+    def _take_up_unfinished(self) -> None:
+        """Register the trials that an earlier process began and did not end."""
+        for stored, suggestion, curve in unfinished_trials(self.study, self.space, self.baseline):
             number = stored.number
             if suggestion.values:
                 self._sampler.paused(number, suggestion, curve.evaluations)
@@ -197,12 +210,6 @@ class Scheduler(SearchSettings):
             self._num_stored[number] = curve.num_evaluations
             is_baseline = BASELINE in stored.user_attrs
             self.begun.append((self._add(stored, suggestion, is_baseline=is_baseline), curve))
-        is_new = not study.get_trials(deepcopy=False)
-        if self.baseline is not None and baseline_number(study) is None:
-            params = space.params_of(self.baseline) if self.baseline.values else {}
-            study.enqueue_trial(params, user_attrs={BASELINE: True})
-        for point in self.first if is_new and not self._pauses else ():
-            study.enqueue_trial(space.params_of(point))
 
     @property
     def num_trials_left(self) -> int | None:
@@ -477,11 +484,20 @@ class Scheduler(SearchSettings):
         self._sampler.finish(result, score)
         self._expected_scores = None
         self._errors = [*self._errors, result] if result.outcome is Outcome.ERRORED else []
-        if len(self._errors) >= self.max_errors_in_a_row:
+        self._check_errors()
+        return score
+
+    def _check_errors(self) -> None:
+        """End the search once enough configurations in a row ERRORED, wherever they were trained;
+        where the space has fewer, once they did three times as often.
+        """
+        most, num_errors = self.max_errors_in_a_row, len(self._errors)
+        num_points = len({Suggestion(result.values) for result in self._errors})
+        is_enough = num_points >= most or num_errors >= 3 * most
+        if is_enough and self.is_everywhere({result.device for result in self._errors}):
             first = self._errors[0]
             self.error = WorkerError(
-                f"{len(self._errors)} trials in a row failed; the first was trial {first.trial}:"
+                f"{num_errors} trials in a row failed; the first was trial {first.trial}:"
                 f" {first.error_line}",
                 first.error or "no traceback",
             )
-        return score

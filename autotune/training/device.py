@@ -3,6 +3,7 @@
 That is the CPU, or what torch calls CUDA: NVIDIA's GPUs, and AMD's with ROCm.
 """
 
+import contextlib
 import errno
 import gc
 import importlib.util
@@ -25,10 +26,11 @@ from autotune.training.capabilities import (
     num_available_cpus,
     together,
     torch_build,
+    visible_devices,
     visible_devices_variable,
 )
 from autotune.training.energy import energy_fault
-from autotune.training.nvml import GpuLook, NvmlGpu, UntoldError, gpu_of, gpus_used_by
+from autotune.training.nvml import GpuLook, NvmlGpu, UntoldError, gpu_at, gpu_of, gpus_used_by
 
 
 def local_capabilities() -> Capabilities:
@@ -232,6 +234,29 @@ def look_at_gpus(own: Collection[int] = (), started: Collection[int] = ()) -> li
             computes in one of them.
     """
     return [gpu.look([os.getpid(), *own, *started]) for gpu in _nvml_gpus(started)[0]]
+
+
+def memory_held_by_others(num_gpus: int, started: Collection[int]) -> int:
+    """Bytes of memory that other programs hold on a GPU of this training, which had too little; 0
+    if that is little, is not known, or there is no such GPU.
+
+    Args:
+        num_gpus: number of the GPUs that this process, or a command that it has started, sees.
+        started: ids of the processes that this one has started.
+    """
+    held = [0]
+    with contextlib.suppress(UntoldError):
+        gpus = _nvml_gpus(())[0]
+        trains_here = bool(gpus)
+        if not trains_here:  # the command that did has ended
+            ids = visible_devices(num_gpus)
+            gpus = [
+                gpu_at(int(id_)) if id_.isdigit() else gpu_of(id_.removeprefix("GPU-"))
+                for id_ in ids
+            ]
+        own = [os.getpid(), *started]
+        held += [gpu.memory_held_by_others(own, is_listed=trains_here) for gpu in gpus]
+    return max(held)
 
 
 def gpu_facts(started: Collection[int]) -> dict[str, Any]:

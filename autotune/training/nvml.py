@@ -15,6 +15,8 @@ import pynvml
 _BRAKES = ((0x20 | 0x40, "heat"), (0x80, "its power supply"))
 """Bits of causes of lower clocks, and the causes in words; a GPU's usual power limit is none of
 them. Source: nvml.h, nvmlClocksEventReason*."""
+_LITTLE_SHARE = 0.05
+"""Share of a GPU's memory up to which what other processes hold does not matter."""
 
 
 class UntoldError(Exception):
@@ -121,6 +123,27 @@ class NvmlGpu:
             return False  # nobody computed meanwhile
         return any(sample.pid in others and sample.smUtil >= 10 for sample in samples)
 
+    def memory_held_by_others(self, own: Collection[int], *, is_listed: bool) -> int:
+        """Bytes of the GPU's memory that other processes hold; 0 if they hold little of it.
+
+        Args:
+            own: ids of the processes of the training.
+            is_listed: whether NVML lists one of those, unless it does not know them by these ids.
+
+        Raises:
+            UntoldError: NVML does not tell what each process holds.
+        """
+        try:
+            total = pynvml.nvmlDeviceGetMemoryInfo(self.handle).total
+            running = pynvml.nvmlDeviceGetComputeRunningProcesses(self.handle)
+        except pynvml.NVMLError as error:
+            raise UntoldError(f"NVML: {error}") from error
+        others = [process.usedGpuMemory for process in running if process.pid not in own]
+        if None in others or (is_listed and len(others) == len(running)):
+            raise UntoldError("NVML does not tell the memory of each process")
+        held = sum(others)
+        return int(held) if held > _LITTLE_SHARE * total else 0
+
     def processes(self) -> set[int]:
         """Ids of the processes that have a CUDA context on the GPU."""
         return {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(self.handle)}
@@ -137,6 +160,19 @@ def gpu_of(uuid: str) -> NvmlGpu:
         return NvmlGpu(pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
     except pynvml.NVMLError as error:
         raise UntoldError(f"NVML of GPU {uuid}: {error}") from error
+
+
+def gpu_at(index: int) -> NvmlGpu:
+    """The GPU with an index as NVML gives it.
+
+    Raises:
+        UntoldError: NVML knows no such GPU.
+    """
+    try:
+        pynvml.nvmlInit()
+        return NvmlGpu(pynvml.nvmlDeviceGetHandleByIndex(index))
+    except pynvml.NVMLError as error:
+        raise UntoldError(f"NVML of GPU {index}: {error}") from error
 
 
 def gpus_used_by(processes: Collection[int]) -> list[NvmlGpu]:

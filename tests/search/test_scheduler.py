@@ -249,6 +249,26 @@ def test_errors_in_a_row_end_the_search_with_the_first_traceback() -> None:
     assert policy.suggest() == Done("error")
 
 
+def test_errors_of_one_configuration_end_the_search_only_where_it_has_few() -> None:
+    policy = policy_over(new_study(), max_errors_in_a_row=2)
+    for number in range(6):
+        assert policy.error is None
+        trial = suggested(policy)
+        policy.finish(ended(trial, Outcome.ERRORED, error=f"error {number}"))
+        policy.study.enqueue_trial(SPACE.params_of(trial.suggestion))
+    assert policy.error is not None
+
+
+def test_errors_on_one_device_of_several_do_not_end_the_search() -> None:
+    policy = policy_over(new_study(), max_errors_in_a_row=2)
+    policy.is_everywhere = lambda devices: len(devices) > 1
+    for device in ("a", "a", "a"):
+        policy.finish(replace(ended(suggested(policy), Outcome.ERRORED), device=device))
+        assert policy.error is None
+    policy.finish(replace(ended(suggested(policy), Outcome.ERRORED), device="b"))
+    assert policy.error is not None
+
+
 def test_trials_of_one_configuration_have_the_expected_score_of_its_runs() -> None:
     policy = policy_over(new_study(), stopping=CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.0))
     first = end_next(policy, seconds=10.0)

@@ -17,6 +17,8 @@ class Gpu:
     uuid: str
     processes: dict[int, int] = field(default_factory=dict)
     """Percent of the GPU's time that each process took lately, by its id."""
+    memory: dict[int, int | None] = field(default_factory=dict)
+    """Bytes that each process holds of the memory, of 100 bytes, by its id."""
     reasons: int = 0
     millijoules: int | None = 0
     milliwatts: int = 700_000
@@ -67,7 +69,13 @@ class Driver:
         )
 
     def nvmlDeviceGetComputeRunningProcesses(self, gpu: Gpu) -> list[Any]:  # noqa: N802
-        return [SimpleNamespace(pid=pid) for pid in gpu.processes]
+        return [
+            SimpleNamespace(pid=pid, usedGpuMemory=gpu.memory.get(pid))
+            for pid in {**gpu.processes, **gpu.memory}
+        ]
+
+    def nvmlDeviceGetMemoryInfo(self, gpu: Gpu) -> Any:  # noqa: N802
+        return SimpleNamespace(total=100)
 
     def nvmlDeviceGetProcessUtilization(self, gpu: Gpu, since: int) -> list[Any]:  # noqa: N802
         busy = [

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.training.device import gpu_facts, look_at_gpus
+from autotune.training.device import gpu_facts, look_at_gpus, memory_held_by_others
 from tests.support.nvml import Driver, Gpu
 
 OWN, CHILD, OTHER = os.getpid(), 1_000_001, 1_000_002
@@ -130,3 +130,29 @@ def test_what_a_driver_does_not_tell_is_said(monkeypatch: pytest.MonkeyPatch) ->
         "gpus": [],
         "warnings": ["what else uses the GPU cannot be told: NVML of GPU a: Driver Not Loaded"],
     }
+
+
+@pytest.mark.usefixtures("has_context")
+@pytest.mark.parametrize(
+    ("memory", "held"),
+    [
+        ({OWN: 60, CHILD: 30, OTHER: 10}, 10),
+        ({OWN: 90, OTHER: 5}, 0),  # little
+        ({OWN: None, OTHER: None}, 0),  # NVML does not tell it
+        ({OTHER: 90}, 0),  # a container has process ids of its own
+    ],
+)
+def test_memory_that_other_programs_hold_is_told(
+    memory: dict[int, int | None], held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Driver(monkeypatch, Gpu("b", memory={OTHER: 50}), Gpu("a", memory=memory))
+    assert memory_held_by_others(1, [CHILD]) == held
+
+
+@pytest.mark.parametrize("visible", ["1", "GPU-a"])
+def test_memory_is_told_of_the_gpu_of_a_command_that_has_ended(
+    visible: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    Driver(monkeypatch, Gpu("b"), Gpu("a", memory={OTHER: 50}))
+    assert memory_held_by_others(1, []) == 50
