@@ -98,6 +98,11 @@ class Devices:
         """The devices in use besides these."""
         return self.known - self.left_out.keys() - set(devices)
 
+    @property
+    def num_broken(self) -> int:
+        """Number of devices that failed, where none works at the moment; 0 where one does."""
+        return 0 if self._working else len(self.known)
+
     def fails_again(self, failure: Failure) -> bool:
         """Whether a training was lost on a device on which another try failed just before."""
         is_lost = failure.kind is FailureKind.LOST

@@ -550,7 +550,8 @@ class TrialManager:
         if is_of_device and failure.device in self._devices.left_out:
             return sys.maxsize  # the failures of this device say nothing of the point
         if result.outcome is Outcome.LOST:
-            return self.max_retries
+            # where nothing works, as after a driver's fault, each device fails for itself
+            return self.max_retries * max(1, self._devices.num_broken)
         return min(int(is_suspect or failure.is_tried_twice), self.max_retries)
 
 

@@ -167,17 +167,32 @@ def test_one_device_that_fails_once_tries_again_itself(make_gpu_trials: MakeTria
 
 
 def test_no_device_left_ends_the_study_and_says_why(make_gpu_trials: MakeTrials) -> None:
-    cluster = Cluster(make_gpu_trials, BAD, GOOD)
+    devices = [f"GPU {index} of here" for index in range(8)]
+    cluster = Cluster(make_gpu_trials, *devices)
     for _ in range(20):
         cluster.hand_out()
-        for device in (BAD, GOOD):
+        for device in devices:
             if cluster.keys[device] is not None and device not in cluster.resting():
                 cluster.report(device, failed("ECC", device))
         if cluster.trials.has_failed:
             break
     assert isinstance(cluster.trials.refusal, ClusterError)
-    assert f"{BAD}: ECC" in str(cluster.trials.refusal)
-    assert f"{GOOD}: ECC" in str(cluster.trials.refusal)
+    assert all(f"{device}: ECC" in str(cluster.trials.refusal) for device in devices)
+    assert not cluster.policy.results, "the baseline too is trained once a device works again"
+
+
+def test_a_full_disk_ends_a_study_on_cpus_and_running_trials_are_kept(
+    make_trials: MakeTrials,
+) -> None:
+    cluster = Cluster(make_trials, "first", "second")
+    for _ in range(20):
+        cluster.hand_out()
+        for worker in ("second", "first"):
+            if cluster.keys[worker] is not None and worker not in cluster.resting():
+                cluster.report(worker, failed("disk full", "here"))
+        if cluster.trials.has_failed:
+            break
+    assert "here: disk full" in str(cluster.trials.refusal)
     assert not cluster.policy.results
 
 
