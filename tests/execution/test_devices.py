@@ -131,7 +131,7 @@ def test_a_device_that_fails_is_left_out_and_healthy_trials_stay(
     assert cluster.resting() == [BAD]
     assert cluster.policy.error is None
     assert cluster.trials.refusal is None
-    assert cluster.trials._trials[str(cluster.keys[THIRD])].evaluations, "it is still trained"
+    assert cluster.trials._trials[str(cluster.keys[THIRD])].curve.evaluations, "it is still trained"
     results = cluster.policy.results.values()
     if fault != "hang at deadline":  # which may be the configuration's, and takes long
         assert {result.outcome for result in results} <= {Outcome.REACHED, Outcome.ERRORED}

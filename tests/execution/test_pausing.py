@@ -14,6 +14,7 @@ from autotune.config.compose import Composer
 from autotune.config.space_files import read_search_space
 from autotune.execution.task import TrialTask, WorkerReport
 from autotune.execution.trial_manager import TrialManager
+from autotune.failure import FailureKind
 from autotune.measurement import Evaluation, Target
 from autotune.objective import AmortisedTime
 from autotune.outcome import Outcome
@@ -25,6 +26,7 @@ from tests.support.policies import policy_over
 from tests.support.records import make_evaluation, make_trial_task
 
 MakeTask = Callable[..., TrialTask]
+_KILLED = "the worker died: it was ended by SIGKILL"
 OBJECTIVE = AmortisedTime(num_trainings=1)
 SIZES = (16, 32, 64)
 
@@ -208,7 +210,7 @@ def test_a_trial_that_is_lost_goes_on_from_its_last_state_as_the_same_trial(
     task = session.go_on("b")
     for step in (2, 3, 4):
         session.trials.reported("b", report(step, can_pause=False))
-    session.trials.died("b", "the worker died: it was ended by SIGKILL")
+    session.trials.died("b", _KILLED, FailureKind.LOST)
     assert (tmp_path / "trial-0").is_dir(), "its states stay"
     again = session.go_on("c")
     assert (again.name, again.number, again.config.seed) == (task.name, 0, task.config.seed)
@@ -235,11 +237,11 @@ def test_a_trial_that_is_lost_again_and_again_is_given_up_only_without_progress(
                 report(step, can_pause=False, earlier=earlier if step == at + 1 else None),
             )
             earlier = {**earlier, step - 1: evaluation}
-        session.trials.died(str(attempt), "the worker died: it was ended by SIGKILL")
+        session.trials.died(str(attempt), _KILLED, FailureKind.LOST)
         assert not session.policy.results
     for attempt in "xy":
         session.begin(attempt)
-        session.trials.died(attempt, "the worker died: it was ended by SIGKILL")
+        session.trials.died(attempt, _KILLED, FailureKind.LOST)
     assert outcomes(session) == {0: ("LOST", [*range(1, 11)])}
 
 

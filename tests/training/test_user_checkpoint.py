@@ -287,6 +287,7 @@ def test_a_function_that_keeps_files_of_its_own_continues_with_the_clock_of_that
     own: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deletes: bool
 ) -> None:
     monkeypatch.setattr("autotune.training.states._CURVE_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("autotune.training.states._MAX_FRACTION", 1e9)
     folder = tmp_path / "trials" / "trial-3"
     folder.mkdir(parents=True)
     with in_trial(TrialInfo(number=3, name="trial-3", folder=folder, seed=7)):
