@@ -44,7 +44,7 @@ from autotune.reporting.comparison import (
 from autotune.reporting.runs_terminal import RunsDisplay, print_comparison
 from autotune.reporting.scores import describe_scores
 from autotune.search.points import derived_seed
-from autotune.search.storage import told_storage_errors
+from autotune.search.storage import JOURNAL, told_storage_errors
 from autotune.search.study import Study, confirmations, open_study, store_confirmation
 from autotune.space import Suggestion
 from autotune.tracking.tracker import FinishedRun, StudyEnd, TrackedTrial
@@ -339,11 +339,12 @@ def run_comparison(
         told_storage_errors(plan.resume_command()),
         contextlib.closing(RaySession(plan.config.cluster, launcher)) as connection,
     ):
+        is_resumed = (plan.folder / JOURNAL).is_file() or plan.config.search.storage is not None
         study = open_comparison(plan)
         tracker = TrackerWriter(
             plan.config.tracking,
             plan.configurations[0].trial.allowed_targets,
-            make_info=partial(plan.tracker_info, "comparison", is_resumed=plan.num_runs > 0),
+            make_info=partial(plan.tracker_info, "comparison", is_resumed=is_resumed),
             ended=plan.ended_runs,
             rest_command=plan.resume_command(),
             say=partial(say, console),

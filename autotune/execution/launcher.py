@@ -100,8 +100,9 @@ class Launcher:
         """Path of the socket that processes on this machine connect to, see ``TrainingProcess``."""
         ours, theirs = socket.socketpair()
         with theirs, socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(self.address)
+            listener.bind(f"{self.address}.part")
             listener.listen()
+            Path(f"{self.address}.part").rename(self.address)  # one that is there answers
             fds = [theirs.fileno(), listener.fileno()]
             self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and code
                 [sys.executable, "-c", _MAIN, *map(str, fds), json.dumps(sys.path)],
@@ -158,12 +159,21 @@ def private_folder() -> Path:
         Path(parent).mkdir(parents=True, exist_ok=True)
         if len(os.fsencode(parent)) > _MAX_FOLDER_BYTES:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        _delete_abandoned(Path(parent))
         return Path(tempfile.mkdtemp(prefix="autotune-", dir=parent))
     except OSError as error:
         raise ClusterError(
             f"cluster.address: local: {parent} takes no files ({error.strerror}); set RAY_TMPDIR to"
             " a writable folder of a short path"
         ) from error
+
+
+def _delete_abandoned(parent: Path) -> None:
+    """Delete the folders of launchers that were killed together with their owners."""
+    for address in parent.glob("autotune-*/launcher"):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as asked:
+            if address.stat().st_uid == os.getuid() and asked.connect_ex(str(address)):
+                _clean_up(address.parent)
 
 
 class TrainingProcess:

@@ -233,11 +233,12 @@ def opened(
         entered.enter_context(sole_driver(study, interrupt, partial(say, console)))
         if not study.metric_names:
             study.set_metric_names([plan.score_format.description])
+        is_resumed = bool(study.get_trials(deepcopy=False))
         policy = _policy(plan, study, sampler)
         tracker = TrackerWriter(
             plan.config.tracking,
             plan.trial.allowed_targets,
-            make_info=partial(_tracker_info, plan, launcher, is_resumed=bool(policy.results)),
+            make_info=partial(_tracker_info, plan, launcher, is_resumed=is_resumed),
             ended=partial(_ended_runs, plan, study, policy),
             rest_command=plan.command_line(["record", "--push"]),
             say=partial(say, console),

@@ -2,11 +2,13 @@
 anywhere, and leaves nothing behind; several train together as ranks.
 """
 
+import contextlib
 import os
 import pickle
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -585,3 +587,18 @@ def _are_gone(folder: Path) -> bool:
     """Whether the training's process is, and the one that it started."""
     noted = [folder / name for name in ("trains", "helper")]
     return not any(is_alive(int(path.read_text())) for path in noted if path.is_file())
+
+
+def test_the_folder_of_a_launcher_that_was_killed_with_its_owner_is_deleted_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    with contextlib.closing(Launcher()) as lives:
+        left = tmp_path / "autotune-left"
+        left.mkdir()
+        with socket.socket(socket.AF_UNIX) as gone:
+            gone.bind(str(left / "launcher"))
+            gone.listen()
+        with contextlib.closing(Launcher()):
+            assert not left.exists()
+            assert lives.folder.is_dir()
