@@ -590,11 +590,14 @@ def _are_gone(folder: Path) -> bool:
 
 
 def test_the_folder_of_a_launcher_that_was_killed_with_its_owner_is_deleted_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    with contextlib.closing(Launcher()) as lives:
-        left = tmp_path / "autotune-left"
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp") as folder,  # of a short path
+        monkeypatch.context() as patched,
+        contextlib.closing(_launcher_in(folder, patched)) as lives,
+    ):
+        left = Path(folder) / "autotune-left"
         left.mkdir()
         with socket.socket(socket.AF_UNIX) as gone:
             gone.bind(str(left / "launcher"))
@@ -602,3 +605,8 @@ def test_the_folder_of_a_launcher_that_was_killed_with_its_owner_is_deleted_by_t
         with contextlib.closing(Launcher()):
             assert not left.exists()
             assert lives.folder.is_dir()
+
+
+def _launcher_in(folder: str, patched: pytest.MonkeyPatch) -> Launcher:
+    patched.setenv("RAY_TMPDIR", folder)
+    return Launcher()
