@@ -110,6 +110,7 @@ class FreshProcesses:
         with contextlib.ExitStack() as stack:
             if self._launcher is not None:
                 group = ProcessGroup(launcher=self._launcher.address, devices=self._devices)
+                stack.callback(group.close)
                 train = group.train
             else:
                 # imports ray

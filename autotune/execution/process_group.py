@@ -100,7 +100,7 @@ class ProcessGroup:
         self._start_elsewhere = start_elsewhere
         self._address = launcher
         self._launcher: Launcher | None = None
-        """This worker's own launcher, where there is none at the address."""
+        """This worker's own launcher, where there is none at the address, or it is gone."""
         self._processes: list[RankProcess] = []
         """The process of each rank."""
         self._failures: dict[int, WorkerReport | None] = {}
@@ -309,10 +309,14 @@ class ProcessGroup:
     def _started(self, task: TrialTask, rank: int) -> RankProcess:
         if rank > 0 and self._start_elsewhere is not None:
             return self._start_elsewhere(task, rank)
-        if self._address is None:
+        environment = rank_environment(task, rank, self._devices)
+        if self._address is not None and self._launcher is None:
+            with contextlib.suppress(ConnectionError, FileNotFoundError):  # it was killed
+                return TrainingProcess(self._address, environment)
+        if self._launcher is None:
             self._launcher = Launcher()
             self._address = self._launcher.address
-        return TrainingProcess(self._address, rank_environment(task, rank, self._devices))
+        return TrainingProcess(self._launcher.address, environment)
 
     def _end_processes(self) -> None:
         with ThreadPoolExecutor() as threads:  # each may clean up

@@ -119,7 +119,8 @@ def read_storage(name: str, folder: Path, url: str | None) -> Stored:
         if "autotune:result" in trial.user_attrs
     }
     for key, value in study.user_attrs.items():
-        if key.startswith("autotune:confirmed:") and key.count(":") == 3:
+        is_run = key.startswith("autotune:confirmed:") and key.count(":") == 3
+        if is_run and "side" not in value["values"]:  # which runs.csv has, of a comparison
             arm, number = key.split(":")[2:]
             results[f"confirm-{arm}-{number}"] = _whole(value, study.user_attrs, f"{key}:")
     attribute = "autotune:retry_of"

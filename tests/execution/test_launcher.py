@@ -610,3 +610,12 @@ def test_the_folder_of_a_launcher_that_was_killed_with_its_owner_is_deleted_by_t
 def _launcher_in(folder: str, patched: pytest.MonkeyPatch) -> Launcher:
     patched.setenv("RAY_TMPDIR", folder)
     return Launcher()
+
+
+def test_a_launcher_that_was_killed_is_replaced_by_one_of_the_worker(make_task: Any) -> None:
+    launcher = Launcher()
+    with contextlib.closing(ProcessGroup(launcher=launcher.address)) as group:
+        launcher._process.kill()
+        launcher._process.wait()
+        assert numbers(reports_of(group, make_task()))[-1]
+    launcher.close()
