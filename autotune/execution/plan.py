@@ -84,12 +84,6 @@ class TrainingPlan:
         """The format of the objective's scores."""
         return score_format_of(self.objective)
 
-    @property
-    def deadline_seconds(self) -> float:
-        """Wall seconds after which a training counts as hung."""
-        max_train_seconds = self.trial.target.max_train_seconds
-        return self.config.search.trial_deadline_seconds or 2 * max_train_seconds + 120
-
     def device_lines(self, *configs: TrialConfig) -> list[str]:
         """What trainings run on and why on nothing better, a line each where that differs, and a
         warning of what makes their times incomparable.
@@ -140,18 +134,19 @@ class TrainingPlan:
         name: str,
         config: TrialConfig,
         cap_seconds: float = math.inf,
-        deadline_seconds: float | None = None,
         **fields: Any,
     ) -> TrialTask:
         """The task that a worker needs to run one training."""
         num_cpus, num_gpus = self.resources(config)
+        fixed_seconds = self.config.search.trial_deadline_seconds
         every_minutes = self.config.checkpoint.every_minutes
         return TrialTask(
             name=name,
             config=config,
             cap_seconds=cap_seconds,
             num_threads=num_cpus // config.num_workers,
-            deadline_seconds=deadline_seconds or self.deadline_seconds,
+            deadline_seconds=fixed_seconds or 2 * config.target.max_train_seconds + 120,
+            is_deadline_fixed=fixed_seconds is not None,
             code_folders=self.code_folders,
             working_folder=str(Path.cwd()),
             hang_folder=str(self.folder),

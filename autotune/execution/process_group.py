@@ -110,7 +110,8 @@ class ProcessGroup:
         """Host and GPUs of each rank, in words."""
         self._task: TrialTask | None = None
         """The task that is being trained."""
-        self._began_at = 0.0
+        self._began_at = self._reported_at = 0.0
+        """Unix times of the training's start, and of its last report or else its start."""
 
     def begin(self, task: TrialTask) -> None:
         """Begin a training in processes that are ready for it."""
@@ -118,7 +119,8 @@ class ProcessGroup:
             self._end_processes()
         while len(self._processes) < task.num_workers:
             self._processes.append(self._started(task, len(self._processes)))
-        self._task, self._began_at, self._failures = task, time.time(), {}
+        self._task, self._failures = task, {}
+        self._began_at = self._reported_at = time.time()
         self._names = self._device_names(task)
         first = self._processes[0]
         places = self._places(task)
@@ -139,7 +141,7 @@ class ProcessGroup:
         resources are free, when its outcome is reported.
         """
         assert self._task is not None, "it was begun"
-        first, report = self._processes[0], None
+        first, report, self._reported_at = self._processes[0], None, time.time()
         first.send("next_report")
         while report is None and not first.poll(POLL_SECONDS):
             if is_interrupted():
@@ -187,9 +189,10 @@ class ProcessGroup:
         assert self._task is not None, "it was begun"
         return report_of_end(
             self._task,
-            seconds=time.time() - self._began_at,
+            seconds=time.time() - self._reported_at,
             reason=exited.reason if rank is None else f"rank {rank}: {exited.reason}",
             kind=exited.kind,
+            is_out_of_budget=time.time() - self._began_at >= self._task.budget_seconds,
         )
 
     def train(

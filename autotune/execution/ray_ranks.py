@@ -95,7 +95,7 @@ def fresh_worker(
 def _reports_of(
     worker: Any, task: TrialTask, is_interrupted: Callable[[], bool]
 ) -> Generator[WorkerReport, None, None]:
-    started_at = time.time()
+    reported_at = time.time()
     stream = worker.train.options(num_returns="streaming").remote(task)
     try:
         while True:
@@ -103,11 +103,12 @@ def _reports_of(
                 if is_interrupted():
                     return
             report: WorkerReport = ray.get(next(stream))
+            reported_at = time.time()
             yield report
             if report.outcome is not None:
                 return
     except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
-        seconds, kind = time.time() - started_at, kind_of_death(error)
+        seconds, kind = time.time() - reported_at, kind_of_death(error)
         yield report_of_end(task, seconds=seconds, reason=str(error), kind=kind)
 
 

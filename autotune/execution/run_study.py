@@ -192,7 +192,6 @@ def _search(live: LiveStudy, size: ClusterSize) -> None:
         make_task=partial(plan.task, launcher=live.launcher and live.launcher.address),
         has_room=has_room,
         state_folder=plan.state_folder,
-        trial_deadline_seconds=plan.deadline_seconds,
         max_retries=plan.config.search.max_retries,
         max_retakes=plan.config.search.max_retakes,
         time_budget_seconds=live.seconds_left,

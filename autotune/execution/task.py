@@ -33,6 +33,8 @@ HANG_FILES = "hang-*.txt"
 when the run ends."""
 NOT_ENDED = "not ended at its deadline"
 """How it is told that another process ended one that hung."""
+WORKER_ENDED = "; the worker was ended"
+"""What follows after what is told of a limit."""
 LOW_ON_MEMORY = ", while this machine was low on memory"
 """How it is told that the kernel killed a process for memory meanwhile."""
 
@@ -53,7 +55,12 @@ class TrialTask:
     cap_seconds: float
     num_threads: int
     deadline_seconds: float
-    """Wall seconds after which the process ends itself: a hung trial cannot be asked to stop."""
+    """Wall seconds after its last report, or saved state, after which the process ends itself: a
+    hung trial cannot be asked to stop."""
+    is_deadline_fixed: bool = False
+    """Whether the deadline stays what it is, whatever time passed between two reports so far."""
+    budget_seconds: float = math.inf
+    """Wall seconds from its start after which the process ends itself in any case."""
     code_folders: tuple[str, ...]
     """Folders that may hold Python modules of the user's own."""
     working_folder: str
@@ -194,7 +201,12 @@ class ProcessExited:
 
 
 def report_of_end(
-    task: TrialTask, *, seconds: float, reason: str, kind: FailureKind
+    task: TrialTask,
+    *,
+    seconds: float,
+    reason: str,
+    kind: FailureKind,
+    is_out_of_budget: bool = False,
 ) -> WorkerReport:
     """The report in place of the one that a training's process did not make before it ended.
 
@@ -202,17 +214,23 @@ def report_of_end(
 
     Args:
         task: the training's task.
-        seconds: seconds from the training's start to its process's end.
+        seconds: seconds from the training's last report, or else its start, to its process's end.
         reason: how the process ended, as its launcher or Ray tells.
         kind: whose fault that is, if it was not ended at its deadline.
+        is_out_of_budget: whether the time budget that the training had was spent.
     """
     hang_file, traces = hang_path(task.name, task.hang_folder), ""
     # there is no hang file, such as from the watchdog of another machine
     with contextlib.suppress(OSError):
         traces = hang_file.read_text(encoding="utf-8")
         hang_file.unlink()
-    if traces or (seconds >= task.deadline_seconds and kind is FailureKind.USER_CODE):
-        reason, kind = f"{NOT_ENDED}; the worker was ended", FailureKind.DEADLINE
+    is_over = is_out_of_budget or seconds >= task.deadline_seconds
+    if traces or (is_over and kind is FailureKind.USER_CODE):
+        allowed = f"search.trial_deadline_seconds allows {task.deadline_seconds:.0f} s"
+        if not task.is_deadline_fixed:
+            allowed += ", or ten times the longest time between two reports"
+        heard = f"nothing was heard of it for {seconds:.0f} s, and {allowed}"
+        reason, kind = f"{NOT_ENDED}: {heard}{WORKER_ENDED}", FailureKind.DEADLINE
     printed, output = "", None
     if task.config.training is not None:
         printed, output = last_printed(Path(task.hang_folder), task.name)

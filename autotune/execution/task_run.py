@@ -86,6 +86,8 @@ class TaskRun:
         """Speaks to the other ranks of a user's function."""
         self._watchdog = Watchdog(
             deadline_seconds=task.deadline_seconds,
+            is_deadline_fixed=task.is_deadline_fixed,
+            budget_seconds=task.budget_seconds,
             driver=task.driver,
             hang_file=self._open_hang_file,
             starts_training=task.config.is_command,
@@ -95,6 +97,7 @@ class TaskRun:
         self._states = TrainingStates(
             None if task.state_folder is None else Path(task.state_folder), task.checkpoint_seconds
         )
+        self._states.saving = self._watchdog.saving
         self._has_reported = False
         self._fingerprint: Mapping[str, Any] = {}
         self._last: Evaluation | None = None

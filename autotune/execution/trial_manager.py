@@ -19,7 +19,7 @@ from autotune.contention import Contention
 from autotune.errors import AutotuneError, ClusterError, ConfigError, DataError, InvalidTrialError
 from autotune.execution.devices import Devices
 from autotune.execution.task import (
-    NOT_ENDED,
+    WORKER_ENDED,
     TrialTask,
     WorkerReport,
     report_of_end,
@@ -143,7 +143,6 @@ class TrialManager:
     """Folder for the states of a run, by its name."""
     unsuitable: Callable[[TrialConfig], str | None]
     """Why these machines cannot run a configuration; None if they can."""
-    trial_deadline_seconds: float
     max_retries: int
     """How often in a row a trial is resumed that was lost and made no progress."""
     max_retakes: int
@@ -374,8 +373,13 @@ class TrialManager:
         if managed is None:
             self._devices.gone(key)
             return
-        seconds = time.time() - managed.handed_out_at
-        report = report_of_end(managed.task, seconds=seconds, reason=reason, kind=kind)
+        report = report_of_end(
+            managed.task,
+            seconds=time.time() - max(managed.reported_at, managed.handed_out_at),
+            reason=reason,
+            kind=kind,
+            is_out_of_budget=self._seconds_left <= -_GRACE_SECONDS,
+        )
         assert report.outcome is not None, "its worker is gone"
         self._end(key, report.outcome, report.failure)
 
@@ -413,7 +417,7 @@ class TrialManager:
             tracked.name,
             composed.trial,
             cap_seconds=trial.cap_seconds,
-            deadline_seconds=self._deadline_seconds(),
+            budget_seconds=self._budget_seconds(),
             number=trial.number,
             is_resumed=stage is TrialStage.PAUSED,
         )
@@ -421,9 +425,8 @@ class TrialManager:
             trial, tracked, task, stage, handed_out_at=time.time(), waits_since=time.time()
         )
 
-    def _deadline_seconds(self) -> float:
-        seconds_left = max(1.0, self._seconds_left)
-        return min(self.trial_deadline_seconds, seconds_left + _GRACE_SECONDS)
+    def _budget_seconds(self) -> float:
+        return max(1.0, self._seconds_left) + _GRACE_SECONDS
 
     def _pause(self, managed: _ManagedTrial) -> None:
         """Note that a trial is to leave its worker, which writes its state."""
@@ -457,11 +460,12 @@ class TrialManager:
             if any(other.trial.number == trial.number for other in self._trials.values()):
                 self._resumed = trial
             return None
-        managed.trial, managed.stage, managed.waits_since = trial, TrialStage.RUNNING, time.time()
+        managed.trial, managed.stage = trial, TrialStage.RUNNING
+        managed.handed_out_at = managed.waits_since = time.time()
         managed.task = replace(
             managed.task,
             cap_seconds=trial.cap_seconds,
-            deadline_seconds=self._deadline_seconds(),
+            budget_seconds=self._budget_seconds(),
             is_resumed=True,
         )
         self._trials[key] = managed
@@ -469,8 +473,8 @@ class TrialManager:
 
     def _end(self, key: str, outcome: Outcome, failure: Failure | None) -> None:
         managed = self._trials.pop(key)
-        is_cut_short = managed.task.deadline_seconds < self.trial_deadline_seconds
-        if is_cut_short and failure is not None and failure.kind is FailureKind.DEADLINE:
+        is_out_of_budget = self._seconds_left <= 0
+        if is_out_of_budget and failure is not None and failure.kind is FailureKind.DEADLINE:
             outcome = Outcome.STOPPED
             message = _told_of_budget(failure.message)
             failure = replace(failure, message=message, device=None)  # which may do well
@@ -556,7 +560,8 @@ class TrialManager:
 
 
 def _told_of_budget(message: str) -> str:
-    return message.replace(NOT_ENDED, "the study's time budget ended amid this trial", 1)
+    _, ended, rest = message.partition(WORKER_ENDED)
+    return f"the study's time budget ended amid this trial{ended}{rest}"
 
 
 def _has_room_for_states(folder: Path) -> bool:

@@ -1,6 +1,10 @@
 """The watchdog thread of a training's process: it enforces the deadline and measures what else used
 the machine meanwhile.
 
+The deadline counts from the training's last report or saved state, so that no training which makes
+progress meets it. It follows from the longest time between two reports so far, since nothing bounds
+how long building and evaluating take.
+
 It wakes ten times a second. If it wakes long after it was due, and the kernel says that it neither
 ran nor waited for a CPU meanwhile, the whole process was stopped: the deadline moves by that time,
 so that no trial counts as hung because someone else stopped it. (A thread that cannot get Python's
@@ -43,6 +47,10 @@ _SAMPLE_EVERY_SECONDS = 0.5
 _TELL_EVERY_SECONDS = 2.0
 """Seconds between two calls of ``on_contention``, and at most between two looks at the GPU: NVML
 tells who computed in the last two seconds."""
+_INTERVALS = 10
+"""Least deadline of a training, in units of the longest time between two of its reports so far."""
+_SAVING_SECONDS = 3600.0
+"""Least seconds that saving a state may take."""
 _BACKSTOP_SECONDS = 20.0
 """Least seconds past the deadline after which ``faulthandler`` ends a hung process in which the
 watchdog thread cannot run."""
@@ -52,8 +60,12 @@ class Watchdog:
     """Watches one training of this process.
 
     Args:
-        deadline_seconds: wall seconds that the training may take, or infinity; time in which it was
-            stopped or waited for another machine is free.
+        deadline_seconds: wall seconds that the training may take from one report or saved state to
+            the next, or infinity; time in which it was stopped or waited for another machine is
+            free.
+        is_deadline_fixed: whether the deadline stays what it is; else it grows with the longest
+            time between two reports.
+        budget_seconds: wall seconds that the training may take in all, whatever it does.
         driver: host and process id of the driver; all processes that the driver has started belong
             to the study.
         hang_file: opens the file that the stack traces of a hung process are written to; needed
@@ -68,11 +80,17 @@ class Watchdog:
         *,
         deadline_seconds: float,
         driver: tuple[str, int],
+        is_deadline_fixed: bool = False,
+        budget_seconds: float = math.inf,
         hang_file: Callable[[], TextIO] | None = None,
         starts_training: bool = False,
         on_contention: Callable[[Contention], None] | None = None,
     ) -> None:
+        self._limit_seconds = deadline_seconds
+        """Seconds from one report to the deadline."""
         self._deadline = time.monotonic() + deadline_seconds
+        self._is_deadline_fixed = is_deadline_fixed
+        self._budget_ends_at = time.monotonic() + budget_seconds
         self._driver = driver
         self._hang_file = hang_file
         self._starts_training = starts_training
@@ -106,10 +124,13 @@ class Watchdog:
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
-        """Watch the training while the context lasts; the process is ended at the deadline."""
+        """Watch the training while the context lasts, up to its next report; the process is ended
+        at the deadline.
+        """
         if self._first is None:
             self._first = self._sample()
         with self._changed:
+            self._deadline = time.monotonic() + self._limit_seconds
             if self._thread is None:
                 self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
                 self._thread.start()
@@ -118,7 +139,22 @@ class Watchdog:
             yield
         finally:
             with self._changed:
+                self._note_interval()
                 self._switch(is_on=False)
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Context in which the training's state is written, which may take long; the deadline then
+        counts from its end.
+        """
+        with self._changed:
+            self._note_interval()
+            self._move(time.monotonic() + max(self._limit_seconds, _SAVING_SECONDS))
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._move(time.monotonic() + self._limit_seconds)
 
     @contextlib.contextmanager
     def off(self) -> Iterator[None]:
@@ -216,8 +252,24 @@ class Watchdog:
             faulthandler.cancel_dump_traceback_later()
         self._changed.notify_all()
 
+    def _note_interval(self) -> None:
+        """Have the deadline follow from the time since the last report."""
+        if not self._is_deadline_fixed and math.isfinite(self._deadline):
+            left = self._deadline - time.monotonic()
+            took_seconds = self._limit_seconds - left  # without what has moved the deadline
+            self._limit_seconds = max(self._limit_seconds, _INTERVALS * took_seconds)
+
+    def _move(self, deadline: float) -> None:
+        self._deadline = deadline
+        if self._is_on:
+            self._arm()
+
+    @property
+    def _left_seconds(self) -> float:
+        return min(self._deadline, self._budget_ends_at) - time.monotonic()
+
     def _arm(self) -> None:
-        left = max(0.0, self._deadline - time.monotonic())
+        left = max(0.0, self._left_seconds)
         if self._hang_file is not None and math.isfinite(left):
             faulthandler.dump_traceback_later(
                 2 * left + _BACKSTOP_SECONDS, exit=True, file=self._hang_file()
@@ -241,7 +293,7 @@ class Watchdog:
             self._was_late(late, before, ran)
         elif self._is_on:
             self._look_at_descendants()
-        if self._is_on and now >= self._deadline:
+        if self._is_on and now >= min(self._deadline, self._budget_ends_at):
             self._end_process()
         if self._is_on and now >= self._tell_at:
             self._tell_at = now + _TELL_EVERY_SECONDS
@@ -289,11 +341,9 @@ class Watchdog:
 
     def _was_stopped(self, seconds: float) -> None:
         self._stopped_seconds += seconds
-        self._deadline += seconds
         self._looked_at, self._stopped_before = time.monotonic(), set()
         self._tell_at = 0.0
-        if self._is_on:
-            self._arm()
+        self._move(self._deadline + seconds)
 
     def _end_process(self) -> None:
         assert self._hang_file is not None, "the deadline is finite"

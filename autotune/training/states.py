@@ -12,6 +12,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ class TrainingStates:
         """Seconds that this process has spent on saving."""
         self.is_saved = False
         """Whether the training has been saved since its last step."""
+        self.saving: Callable[[], AbstractContextManager[object]] = nullcontext
+        """Makes a context that is entered while a state is written."""
 
     @property
     def is_kept(self) -> bool:
@@ -101,7 +104,8 @@ class TrainingStates:
         number = max((int(path.name) for path in self._numbered()), default=0) + 1
         path, kept = self.folder / str(number), earlier[:_NUM_KEPT]
         try:
-            write(make_folder(path))
+            with self.saving():
+                write(make_folder(path))
             kept = [path, *earlier[: _NUM_KEPT - 1]]
         except OSError as error:
             raise DataError(f"{path}: cannot be written: {error.strerror or error}") from error

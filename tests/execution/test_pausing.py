@@ -81,7 +81,6 @@ class Session:
             ),
             has_room=lambda tasks: len(tasks) < room,
             state_folder=lambda run: folder / run,
-            trial_deadline_seconds=100.0,
             max_retries=2,
             max_retakes=2,
             time_budget_seconds=None,

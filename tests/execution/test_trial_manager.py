@@ -54,7 +54,6 @@ def make_trials(tmp_path: Path) -> MakeTrials:
             tags={},
         )
         settings = {
-            "trial_deadline_seconds": 100.0,
             "max_retries": 2,
             "max_retakes": 2,
             "time_budget_seconds": None,
@@ -116,7 +115,7 @@ def test_the_time_budget_counts_from_the_first_trials_start(make_trials: MakeTri
         "the same command again has no budget left"
     )
     assert task is not None
-    assert task.deadline_seconds < 100, "a hung trial cannot outlast the budget by much"
+    assert task.budget_seconds < 100, "a hung trial cannot outlast the budget by much"
 
 
 def test_a_trial_that_was_lost_with_its_machine_is_tried_again(make_trials: MakeTrials) -> None:
@@ -158,14 +157,33 @@ def test_a_point_whose_process_was_killed_from_outside_is_tried_again_first(
 
 
 def test_a_worker_that_died_past_its_deadline_hung(make_trials: MakeTrials, tmp_path: Path) -> None:
-    trials, policy = make_trials(trial_deadline_seconds=0.05)
+    trials, policy = make_trials()
     begin(trials, "a")
     (tmp_path / "hang-trial-0.txt").write_text('File "mine.py", line 3 in wait\n')
     time.sleep(0.1)
     trials.died("a", "the worker died", FailureKind.LOST)
     assert only(policy).outcome is Outcome.TIMED_OUT
     assert "line 3 in wait" in (only(policy).error or "")
+    assert "nothing was heard of it for 0 s, and search.trial_deadline_seconds allows 60 s, or" in (
+        only(policy).error_line
+    )
     assert not list(tmp_path.iterdir())
+
+
+def test_a_worker_that_died_long_after_its_last_report_only_hung(make_trials: MakeTrials) -> None:
+    trials, policy = make_trials()
+    begin(trials, "a")
+    trials.reported("a", report())
+    begin(trials, "b")
+    for key, quiet_seconds in {"a": 50.0, "b": 70.0}.items():
+        managed = trials._trials[key]
+        managed.handed_out_at -= 5000.0
+        managed.reported_at = time.time() - quiet_seconds
+        trials.died(key, "the worker died: exit code 1", FailureKind.USER_CODE)
+    assert [result.outcome for result in policy.results.values()] == [
+        Outcome.ERRORED,
+        Outcome.TIMED_OUT,
+    ]
 
 
 _HOGGED = Contention(

@@ -182,7 +182,8 @@ OTHER = 1_000_002
 class Watched:
     """A training on a GPU, by a clock that a test moves; its watchdog thread is the test's own."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **deadline: Any) -> None:
+        self.has_ended = False
         self.now, self.gpu = 1_000.0, Gpu("a", {os.getpid(): 90, OTHER: 0})
         Driver(monkeypatch, self.gpu)
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -193,7 +194,11 @@ class Watched:
         monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: self.now))
         # the process runs by another clock
         monkeypatch.setattr(watchdog, "_ran", lambda thread: None)
-        self.watchdog = Watchdog(deadline_seconds=math.inf, driver=("elsewhere", 1))
+        self.watchdog = Watchdog(
+            **{"deadline_seconds": math.inf, "driver": ("elsewhere", 1), **deadline}
+        )
+        monkeypatch.setattr(self.watchdog, "_look", lambda: None)
+        monkeypatch.setattr(self.watchdog, "_end_process", lambda: setattr(self, "has_ended", True))
         self.watchdog._first = self.watchdog._sample()
         with self.watchdog._changed:
             self.watchdog._switch(is_on=True)
@@ -208,6 +213,49 @@ class Watched:
         measured = self.watchdog.contention(is_last=True)
         assert measured is not None
         return measured
+
+
+@pytest.mark.parametrize("is_fixed", [False, True])
+def test_a_deadline_counts_from_the_last_report_and_follows_from_what_was_seen(
+    is_fixed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(monkeypatch, deadline_seconds=240.0, is_deadline_fixed=is_fixed)
+    for seconds in (200.0, 200.0, 230.0):  # also of ten hours, each of which makes progress
+        with watched.watchdog.on():
+            watched.train(seconds)
+        watched.now += 5000.0  # the driver decides
+        assert not watched.has_ended
+    with watched.watchdog.on():
+        watched.train(2290.0)
+        assert watched.has_ended == is_fixed
+        watched.train(20.0)
+        assert watched.has_ended
+
+
+def test_a_deadline_moves_while_a_state_is_saved_and_counts_from_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched(monkeypatch, deadline_seconds=240.0, is_deadline_fixed=True)
+    with watched.watchdog.on():
+        watched.train(200.0)
+        with watched.watchdog.saving():
+            watched.train(3000.0)
+        watched.train(200.0)
+        assert not watched.has_ended
+        with watched.watchdog.saving():
+            watched.train(3700.0)
+            assert watched.has_ended, "a disk that never answers is no progress"
+
+
+def test_a_time_budget_ends_what_reports_and_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, deadline_seconds=240.0, budget_seconds=600.0)
+    for _ in range(5):
+        with watched.watchdog.on(), watched.watchdog.saving():
+            watched.train(100.0)
+    assert not watched.has_ended
+    with watched.watchdog.on():
+        watched.train(100.0)
+    assert watched.has_ended
 
 
 def test_brakes_of_a_gpu_spoil_no_time_and_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
