@@ -121,6 +121,7 @@ class RunsInTurns:
                     max_retakes=self.plan.config.search.max_retakes,
                     launcher=self.launcher,
                     devices=lanes.devices(lane),
+                    shortage=self._shortage,
                 )
                 for lane in range(lanes.number)
             ]
@@ -144,6 +145,14 @@ class RunsInTurns:
             finally:
                 wait(at_work)
                 self.tracker.may_write.set()
+
+    def _shortage(self, task: TrialTask) -> str | None:
+        """Tell that a run waits for machines; why it can never start, None if it can."""
+        shortage = self.connection.size_now().shortage(*self.plan.placed(task.config))
+        with self._telling:
+            why = shortage or "those of the cluster are in use"
+            self.display.note(f"{task.name} waits for machines: {why}")
+        return None if self.plan.may_grow else shortage
 
     def _work_off(
         self,

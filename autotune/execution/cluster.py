@@ -280,7 +280,7 @@ class RaySession:
             from autotune.execution.ray_cluster import Heartbeat, connected  # noqa: PLC0415
 
             with connected(self._config, self._folder) as size:
-                self._heartbeat = Heartbeat(self._config.accelerator_type)
+                self._heartbeat = Heartbeat(self._config)
                 self._size.set_result(size)
                 while not self._is_over.wait(_WATCH_SECONDS):
                     self._is_gone()

@@ -42,6 +42,7 @@ class FreshProcesses:
             machine is always that busy.
         launcher: the driver's own launcher; None on a cluster.
         devices: ids of the launcher's GPUs that the runs share; None for the first ones.
+        shortage: see ``fresh_worker``; for a cluster.
     """
 
     def __init__(
@@ -51,8 +52,9 @@ class FreshProcesses:
         max_retakes: int = MAX_RETAKES,
         launcher: Launcher | None = None,
         devices: Sequence[str] | None = None,
+        shortage: Callable[[TrialTask], str | None] = lambda task: None,
     ) -> None:
-        self._interrupt = interrupt
+        self._interrupt, self._shortage = interrupt, shortage
         self._max_retakes = max_retakes
         self._launcher, self._devices = launcher, devices
         self._is_always_busy = False
@@ -116,7 +118,8 @@ class FreshProcesses:
                 # imports ray
                 from autotune.execution.ray_ranks import fresh_worker  # noqa: PLC0415
 
-                train = stack.enter_context(fresh_worker(run.task, self._interrupt.is_set))
+                worker = fresh_worker(run.task, self._interrupt.is_set, self._shortage)
+                train = stack.enter_context(worker)
             reports = stack.enter_context(
                 contextlib.closing(train(run.task, self._interrupt.is_set))
             )

@@ -84,6 +84,16 @@ class TrainingPlan:
         """The format of the objective's scores."""
         return score_format_of(self.objective)
 
+    @property
+    def may_grow(self) -> bool:
+        """Whether the cluster may get machines when it is asked for more than it has, since so
+        many trials at once were asked for.
+        """
+        return (
+            not self.config.cluster.is_local
+            and self.config.search.max_concurrent_trials is not None
+        )
+
     def device_lines(self, *configs: TrialConfig) -> list[str]:
         """What trainings run on and why on nothing better, a line each where that differs, and a
         warning of what makes their times incomparable.
@@ -256,16 +266,6 @@ class StudyPlan(TrainingPlan):
         None if the space does not contain it.
         """
         return self.space.point_of(self.composed.lookup)
-
-    @property
-    def may_grow(self) -> bool:
-        """Whether the cluster may get machines when it is asked for more than it has, since so
-        many trials at once were asked for.
-        """
-        return (
-            not self.config.cluster.is_local
-            and self.config.search.max_concurrent_trials is not None
-        )
 
     @property
     def further_command(self) -> str:

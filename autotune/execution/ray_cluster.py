@@ -51,8 +51,10 @@ for _name, _value in _ENVIRONMENT.items():
 
 import ray  # noqa: E402  # after the environment is set
 
-_HEAD_SECONDS = 10.0
-"""Seconds for which the head of a running cluster may not answer before it counts as gone."""
+_HEAD_TIMEOUTS = 4
+"""Time for which the head of a cluster may not answer before it counts as gone, in units of
+``cluster.connect_timeout_seconds``: by default longer than the minute for which the cluster's own
+processes wait for a head that is started again."""
 _ANSWER_SECONDS = 5.0
 """Longest wait for one answer of a running cluster's head."""
 _PROBE_SECONDS = 60.0
@@ -133,14 +135,15 @@ class Heartbeat:
     ended, or its head does not answer.
     """
 
-    def __init__(self, accelerator_type: str | None) -> None:
+    def __init__(self, config: ClusterConfig) -> None:
         host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
         self._head = (host.strip("[]"), int(port))
         node = ray._private.worker._global_node  # noqa: SLF001  # no public name
         self._processes = [each.process for some in node.all_processes.values() for each in some]
         self._own = [child for child in psutil.Process().children() if child.name() in _NEEDED]
         self._answered_at = time.monotonic()
-        self._accelerator_type = accelerator_type
+        self._head_seconds = _HEAD_TIMEOUTS * config.connect_timeout_seconds
+        self._accelerator_type = config.accelerator_type
 
     def size(self) -> ClusterSize:
         """The resources of the machines that are alive now and have GPUs of the kind wanted."""
@@ -162,8 +165,11 @@ class Heartbeat:
         try:
             socket.create_connection(self._head, timeout=_ANSWER_SECONDS).close()
         except OSError as error:
-            if time.monotonic() - self._answered_at > _HEAD_SECONDS:
-                return f"its head does not answer ({getattr(error, 'strerror', None) or error})"
+            if time.monotonic() - self._answered_at > self._head_seconds:
+                return (
+                    f"its head does not answer ({getattr(error, 'strerror', None) or error}) for"
+                    f" {self._head_seconds:g} s (4 x cluster.connect_timeout_seconds)"
+                )
         else:
             self._answered_at = time.monotonic()
         return None

@@ -29,8 +29,10 @@ _ACCELERATOR_AMOUNT = 0.001
 asks, so that a thousand workers can share."""
 _END_SECONDS = 10.0
 """Seconds that a rank on another machine may take to end."""
-_START_SECONDS = 300.0
-"""Seconds that a new worker may take to start before the cluster counts as broken."""
+_TELL_SECONDS = 30.0
+"""Seconds for which a worker waits to start until that is told, and told again."""
+_SHORT_SECONDS = 300.0
+"""Seconds for which the cluster may lack the machines that a worker needs."""
 
 
 def bundles(task: TrialTask) -> list[dict[str, float]]:
@@ -72,20 +74,33 @@ class _FreshWorker:
 
 @contextlib.contextmanager
 def fresh_worker(
-    task: TrialTask, is_interrupted: Callable[[], bool]
+    task: TrialTask,
+    is_interrupted: Callable[[], bool],
+    shortage: Callable[[TrialTask], str | None],
 ) -> Iterator[Callable[..., Generator[WorkerReport, None, None]]]:
     """Context with a new Ray worker for one training; yields what ``ProcessGroup.train`` is there.
 
+    It waits for the worker as long as the cluster is busy.
+
+    Args:
+        shortage: called now and then while the worker waits to start; tells that, and returns why
+            it can never start, None if it can.
+
     Raises:
-        ClusterError: the worker is not ready in time.
+        ClusterError: the cluster has had no machines for the worker for minutes.
     """
     group = placement_group(bundles(task), strategy=task.placement)
     worker = _start_actor(_FreshWorker, task, group, rank=0)
-    ready, until = worker.ready.remote(), time.monotonic() + _START_SECONDS
+    ready, short_since = worker.ready.remote(), None
+    tell_at = time.monotonic() + _TELL_SECONDS
     try:
         while not ray.wait([ready], timeout=POLL_SECONDS)[0] and not is_interrupted():
-            if time.monotonic() > until:
-                raise ClusterError(f"no new worker came up in {_START_SECONDS:g} s")
+            if (now := time.monotonic()) < tell_at:
+                continue
+            tell_at, why = now + _TELL_SECONDS, shortage(task)
+            short_since = None if why is None else short_since or now
+            if short_since is not None and now - short_since >= _SHORT_SECONDS:
+                raise ClusterError(f"cluster: {task.name} cannot start: {why}")
         yield partial(_reports_of, worker)
     finally:
         ray.kill(worker)

@@ -3,11 +3,14 @@ gone or never came.
 """
 
 import atexit
+import contextlib
 import os
 import signal
+import socket
 import stat
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,15 +22,23 @@ from ray.tune import registry
 
 from autotune.config.command_line import Interrupt
 from autotune.config.compose import Composer
+from autotune.config.schema import ClusterConfig
 from autotune.confirm.runs import Lanes, Run, RunsInTurns
 from autotune.errors import ClusterError
-from autotune.execution import cluster
+from autotune.execution import cluster, ray_ranks
 from autotune.execution.cluster import ClusterSize, RaySession, check_answers
 from autotune.execution.ray_cluster import Heartbeat
+from autotune.execution.ray_ranks import fresh_worker
+from autotune.execution.task import TrialTask
+from tests.support.records import make_trial_task
+
+
+def _config() -> ClusterConfig:
+    return Composer(["experiment=cnn_smoke"]).compose().config.cluster
 
 
 def _connection() -> RaySession:
-    return RaySession(Composer(["experiment=cnn_smoke"]).compose().config.cluster)
+    return RaySession(_config())
 
 
 def _ray_folder() -> Path:
@@ -94,7 +105,7 @@ def test_a_ray_that_the_signal_to_the_driver_reached_is_ended_and_not_waited_for
     monkeypatch.setattr("autotune.execution.cluster._LEAVE_SECONDS", 0.1)
     connection, interrupt = _connection(), Interrupt()
     interrupt.set()
-    heartbeat = Heartbeat(None)
+    heartbeat = Heartbeat(_config())
     ended, lives = (subprocess.Popen(command) for command in (["true"], ["sleep", "60"]))
     ended.wait()
     heartbeat._processes, connection._heartbeat = [lives], heartbeat
@@ -103,6 +114,51 @@ def test_a_ray_that_the_signal_to_the_driver_reached_is_ended_and_not_waited_for
     with pytest.raises(KeyboardInterrupt):
         connection.run(lambda: lives.wait() and threading.Event().wait(60), interrupt)
     assert lives.returncode == -signal.SIGKILL
+
+
+def test_a_head_that_is_silent_for_a_minute_is_waited_for(cluster: ClusterSize) -> None:
+    heartbeat = Heartbeat(_config())
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        heartbeat._head = unused.getsockname()  # nothing listens there
+        heartbeat._answered_at = time.monotonic() - 90.0
+        assert heartbeat.lost() is None
+        heartbeat._answered_at = time.monotonic() - 121.0
+        assert heartbeat.lost() == (
+            "its head does not answer (Connection refused) for 120 s"
+            " (4 x cluster.connect_timeout_seconds)"
+        )
+
+
+@pytest.mark.parametrize("shortage", [None, "it takes 9 GPU, and Ray has 1 CPU and 0 GPU"])
+def test_a_fresh_worker_waits_for_a_busy_cluster_and_not_for_ever_for_one_too_small(
+    cluster: ClusterSize, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shortage: str | None
+) -> None:
+    monkeypatch.setattr(ray_ranks, "_TELL_SECONDS", 0.2)
+    monkeypatch.setattr(ray_ranks, "_SHORT_SECONDS", 0.5)
+    told, task = [], make_trial_task(Composer(["experiment=cnn_smoke"]).compose().trial, tmp_path)
+
+    class Busy:
+        def here(self) -> None:
+            """Return once the actor has started."""
+
+    other = ray.remote(Busy).options(num_cpus=cluster.num_cpus).remote()
+    ray.get(other.here.remote())
+    until = time.monotonic() + 3.0
+
+    def tell(waiting: TrialTask) -> str | None:
+        told.append(waiting.name)
+        if time.monotonic() > until:
+            ray.kill(other)
+        return shortage
+
+    is_refused = pytest.raises(
+        ClusterError, match=r"^cluster: trial-0 cannot start: it takes 9 GPU"
+    )
+    with is_refused if shortage else contextlib.nullcontext(), fresh_worker(task, bool, tell):
+        assert len(told) > 5
+    ray.kill(other)
+    assert set(told) == {"trial-0"}
 
 
 def test_runs_that_end_as_ray_is_gone_are_not_taken_for_interrupted(tmp_path: Path) -> None:

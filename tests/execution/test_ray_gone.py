@@ -202,7 +202,11 @@ def test_a_study_on_a_cluster_whose_head_is_gone_ends_in_good_order(
     address = cluster.address
     try:
         study = commands.start(
-            *_STUDY, "search.num_trials=1000", f"cluster.address={address}", folder=tmp_path
+            *_STUDY,
+            "search.num_trials=1000",
+            f"cluster.address={address}",
+            "cluster.connect_timeout_seconds=10",
+            folder=tmp_path,
         )
         wait_until(
             lambda: len(_rows(tmp_path)) >= 2, process=study, said=(tmp_path / "err.txt").read_text
@@ -215,7 +219,7 @@ def test_a_study_on_a_cluster_whose_head_is_gone_ends_in_good_order(
     said = (tmp_path / "err.txt").read_text()
     assert said.startswith(
         f"autotune: cluster.address: {address}: Ray is gone: its head does not answer (Connection"
-        " refused); "
+        " refused) for 40 s (4 x cluster.connect_timeout_seconds); "
     )
     assert said.count("\n") == 1
     assert "RUNNING" not in _statuses(tmp_path)
