@@ -86,8 +86,9 @@ _CRASHED_RANK = re.compile(r"Root Cause[^=]*? rank +: (\d+)[^=]*?Signal \d+ \((\
 """How torchrun tells which of its processes a signal such as SIGSEGV ended first."""
 _IMPORT_TIME = b"import time:"
 """Beginning of the lines by which Python says how long imports take."""
-_KEEP_SECONDS = 300.0
-"""Seconds that a script's processes may take to write the training's state."""
+_KEEP_SECONDS = 3000.0
+"""Seconds that a command may take to save and end after SIGTERM; less than the hour after which the
+watchdog ends what saves."""
 _ARRIVE_SECONDS = 5.0
 """Seconds within which the other ranks of a script make their report after the first one's."""
 _SIGTERM_FILE = "ended_by_sigterm.json"
@@ -471,12 +472,12 @@ class _Script:
         asked = set(self._waiting)
         for process in asked:
             self._answer(process, str(folder), is_last=False)
-        until = time.monotonic() + _KEEP_SECONDS
-        while asked:
-            message = self._receive(until)
-            if message is None:
-                raise StateError(f"{folder}: cannot be written: the script does not answer")
-            if "kept" in message:
+        while asked:  # up to the trial's deadline
+            has_ended = not all(map(_is_alive, asked))
+            message = self._receive(time.monotonic() + _POLL_SECONDS)
+            if message is None and has_ended:
+                raise DataError(f"{folder}: cannot be written: the script has ended")
+            if message is not None and "kept" in message:
                 asked.discard(message["process"])
                 if message["kept"]:
                     raise DataError(message["kept"])
@@ -507,7 +508,9 @@ class _Script:
         while self._process.poll() is None:
             if time.monotonic() > began + _KEEP_SECONDS:
                 _cannot_be_paused()
-                raise DataError("training: the command was not ended by SIGTERM")
+                raise DataError(
+                    f"training: the command was not ended by SIGTERM within {_KEEP_SECONDS:g} s"
+                )
             # what it still says is no evaluation
             if select.select([self._stdout.fileno()], [], [], _POLL_SECONDS)[0]:
                 said = self._stdout.read()[1].splitlines(keepends=True)

@@ -385,6 +385,24 @@ def test_a_script_that_handles_sigterm_is_paused_by_it(
             evaluations.close()
 
 
+def test_a_script_that_dies_while_it_saves_is_not_waited_for(
+    own: MakeConfig, tmp_path: Path
+) -> None:
+    script = """
+import os, autotune
+autotune.checkpoint().save({"epoch": 1}, write_files=lambda folder: os._exit(1))
+autotune.report(metric=0.5, epoch=1)
+"""
+    states = TrainingStates(make_folder(tmp_path / "states") / "trial-3")
+    training = start_training(own(script), states=states)
+    next(training)
+    training.send(True)
+    assert states.fault is not None
+    assert states.fault.endswith("cannot be written: the script has ended")
+    with pytest.raises(RuntimeError, match="ended with exit code 1"):
+        next(training)
+
+
 def test_lines_of_json_without_the_metric_are_told(own: MakeConfig) -> None:
     script = """print('{"scores": 0.5, "epoch": 1}')"""
     with pytest.raises(

@@ -214,21 +214,30 @@ class ProcessGroup:
         if report is not None:
             yield report
 
-    def keep(self) -> None:
+    def keep(self) -> str | None:
         """Write the training's state to the task's state folder, for another process to continue
         from.
 
+        Returns:
+            Why it could not be written, in which case the training may continue here; None if it
+            was.
+
         Raises:
-            DataError: the state cannot be written, or a rank has failed meanwhile.
+            DataError: it could not, and the training has ended, such as with one of its ranks.
         """
-        first = self._processes[0]
+        first, self._reported_at = self._processes[0], time.time()
         first.send("keep")
         while not first.poll(POLL_SECONDS):
             failure = self._first_failure(0.0)
             if failure is not None and not first.poll(_EXPLAIN_SECONDS):
                 self._end_processes()  # nothing else ends the first rank, which waits for the other
                 raise DataError(f"checkpoint: cannot be written: {failure.error}")
-        first.receive()
+        answer: str | ProcessExited | None = first.receive()
+        if isinstance(answer, ProcessExited):
+            error = self._report_of_end(answer).error
+            self._end_processes()
+            raise DataError(f"checkpoint: cannot be written: {error}")
+        return answer
 
     def end(self) -> None:
         """End the training where it stands, in all ranks; if one does not end, all are killed."""

@@ -109,7 +109,7 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
     """Passes workers' reports to the scheduler and its decisions to Ray.
 
     Ray pauses a trial only to have its worker write its state; the trial goes on as a new one of
-    Ray's.
+    Ray's. One whose state cannot be written continues on its worker.
     """
 
     def __init__(self, trial_manager: TrialManager, check_ray: Callable[[], None]) -> None:
@@ -131,11 +131,19 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
         run on one worker for ever. Ray starts workers for the other new trials itself.
         """
         new, self._new = self._new, []
-        written = [trial for trial in self._pausing if trial.status == Trial.PAUSED]
-        self._pausing = [trial for trial in self._pausing if trial not in written]
-        for trial in written:
-            self._trial_manager.paused(trial.trial_id)
-            tune_controller.stop_trial(trial)
+        pausing, self._pausing = self._pausing, []
+        for trial in pausing:
+            if trial.status == Trial.PAUSED:
+                self._trial_manager.paused(trial.trial_id)
+                tune_controller.stop_trial(trial)
+            elif trial.is_saving:
+                self._pausing.append(trial)
+            elif trial.status == Trial.RUNNING:  # it could not be saved
+                if self._trial_manager.unsaved(trial.trial_id):
+                    # no public name
+                    tune_controller._tune_controller._schedule_trial_train(trial)  # noqa: SLF001
+                else:
+                    tune_controller.stop_trial(trial)
         return next((trial for trial in new if trial.status == Trial.PENDING), None)
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:

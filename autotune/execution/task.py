@@ -141,6 +141,9 @@ class WorkerReport:
     """Whether the training's state can be saved now, to continue later."""
     is_saved: bool = False
     """Whether the training was saved at this report."""
+    unsaved: str | None = None
+    """Why the training, which was to be paused, could not be saved before this report; None if
+    that was not tried."""
     earlier: Mapping[int, Evaluation] | None = None
     """In the first report of a process, the evaluations by number that were made before the state
     which the training continued from, none if it began; None in later reports."""

@@ -139,14 +139,19 @@ class TaskRun:
             numbered.pop(own)
         return replace(report, earlier=numbered)
 
-    def keep(self) -> None:
+    def keep(self) -> str | None:
         """Save the training in the task's state folder, for another process to continue.
 
+        Returns:
+            Why it could not be saved, in which case it may continue here; None if it was.
+
         Raises:
-            DataError: the state cannot be written.
+            DataError: it could not, and cannot continue: a command ended without saving.
         """
         assert self._training is not None, "nothing was trained yet"
-        self._training.send(True)
+        with self._watchdog.on():
+            self._training.send(True)
+        return self._states.fault
 
     @property
     def _can_pause(self) -> bool:

@@ -86,6 +86,8 @@ class _ManagedTrial:
     """Seconds that saving took, of earlier workers."""
     can_save: bool = False
     """Whether a notice has the current worker save the trial."""
+    pausable_at: float = 0.0
+    """Unix time until which the trial is not paused, since it could not be saved."""
     is_tried_elsewhere: bool = False
     """Whether the trial continues on another device, since its own may be at fault."""
 
@@ -297,6 +299,9 @@ class TrialManager:
         managed.fingerprint = report.fingerprint or managed.fingerprint
         managed.contention = report.contention or managed.contention
         warn_of_worker(report)
+        if report.unsaved is not None:
+            line = report.unsaved.partition("\n")[0]
+            logger.warning("%s: was not paused, and continues: %s", managed.tracked.name, line)
         decision = Decision.CONTINUE
         if report.evaluation is not None:
             self._devices.worked(report.devices)
@@ -306,7 +311,8 @@ class TrialManager:
             for listener in self.listeners:
                 listener.evaluated(managed.trial.number, evaluation)
             if report.outcome is None:
-                may_pause = report.can_pause and _has_room_for_states(self.state_folder("").parent)
+                may_pause = report.can_pause and time.time() >= managed.pausable_at
+                may_pause = may_pause and _has_room_for_states(self.state_folder("").parent)
                 decision = self.policy.observe(
                     managed.trial.number, evaluation, may_pause=may_pause
                 )
@@ -366,12 +372,18 @@ class TrialManager:
         return len(devices) > 1 or not self._devices.others(devices)
 
     def died(self, key: str, reason: str, kind: FailureKind) -> None:
-        """End a trial whose worker died before it reported how the trial ended, or before it had
-        kept the state of a paused trial.
+        """End a trial whose worker died before it reported how the trial ended. One that was to be
+        paused is, at its last state.
         """
         managed = self._trials.get(key)
         if managed is None:
             self._devices.gone(key)
+            return
+        if managed.stage is TrialStage.PAUSING:  # as it was to leave its worker, in any case
+            name, line = managed.tracked.name, reason.partition("\n")[0]
+            logger.warning("%s: was paused at its last state, since it ended: %s", name, line)
+            managed.pausable_at = time.time() + _UNPAUSABLE_SECONDS
+            self.paused(key)
             return
         report = report_of_end(
             managed.task,
@@ -431,7 +443,6 @@ class TrialManager:
     def _pause(self, managed: _ManagedTrial) -> None:
         """Note that a trial is to leave its worker, which writes its state."""
         managed.stage = TrialStage.PAUSING
-        self._leave_worker(managed)
         self._store(managed)
         self.policy.pause(managed.trial.number)
         for listener in self.listeners:
@@ -447,10 +458,31 @@ class TrialManager:
         managed = self._trials.pop(key, None)
         if managed is None:
             return
+        self._leave_worker(managed)
         managed.stage = TrialStage.PAUSED
         self._trials[managed.tracked.name] = managed
         if self.done is not None and not self.has_failed:
             self._end(managed.tracked.name, Outcome.STOPPED, None)
+
+    def unsaved(self, key: str) -> bool:
+        """Note that the state of a trial that was to be paused could not be written; whether the
+        trial continues on its worker, and is not paused for a while.
+        """
+        managed = self._trials.get(key)
+        if managed is not None and self.done is not None and not self.has_failed:
+            self._end(key, Outcome.STOPPED, None)
+            return False
+        if managed is None:
+            return False
+        managed.stage, managed.pausable_at = TrialStage.RUNNING, time.time() + _UNPAUSABLE_SECONDS
+        number = managed.trial.number
+        if self._resumed is not None and self._resumed.number == number:
+            self._resumed = None
+        else:
+            self.policy.unpause(number)
+        for listener in self.listeners:
+            listener.trial_started(number, managed.tracked.overrides)
+        return True
 
     def _resume(self, trial: Trial, key: str) -> TrialTask | None:
         """Continue a paused trial with a new key; None while its state is being written."""
@@ -613,6 +645,8 @@ _PATIENCE_SECONDS = 30.0
 """Seconds for which a trial waits for a worker until that is told, and told again."""
 _STORE_EVERY_SECONDS = 30.0
 """Seconds after which evaluations of a running trial are stored."""
+_UNPAUSABLE_SECONDS = 600.0
+"""Seconds for which a trial is not paused that could not be saved."""
 _GRACE_SECONDS = 30.0
 """Seconds that a trial may run past the study's time budget before its worker is ended."""
 

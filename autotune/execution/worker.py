@@ -6,6 +6,7 @@ need not be replaced after a trial.
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ray import tune
@@ -16,10 +17,19 @@ from autotune.execution.task import WorkerReport
 _REST_SECONDS = 1.0
 
 
-class _NoCheckpoint:
-    """What ``save`` returns to Ray: there is no checkpoint that Ray has to keep or restore."""
+class _Saved:
+    """What ``save`` returns to Ray: there is no checkpoint that Ray has to keep or restore.
+
+    Where it is false, Ray forgets that the trial was to be paused.
+    """
 
     checkpoint = None
+
+    def __init__(self, *, is_saved: bool) -> None:
+        self._is_saved = is_saved
+
+    def __bool__(self) -> bool:
+        return self._is_saved
 
 
 class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
@@ -35,12 +45,13 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
     def setup(self, config: Mapping[str, Any]) -> None:
         """Begin the first trial of this worker."""
         self._has_ended = False
+        self._unsaved: str | None = None
         self._processes = ray_process_group(config["task"])
         self._processes.begin(config["task"])
 
     def reset_config(self, new_config: Mapping[str, Any]) -> bool:
         """Begin the next trial."""
-        self._has_ended = False
+        self._has_ended, self._unsaved = False, None
         self._processes.end()
         self._processes.begin(new_config["task"])
         return True
@@ -51,16 +62,18 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
             time.sleep(_REST_SECONDS)
             return {"report": None}
         report = self._processes.next_report()
-        self._has_ended = report is not None and report.outcome is not None
+        if report is not None:
+            self._has_ended = report.outcome is not None
+            report, self._unsaved = replace(report, unsaved=self._unsaved), None
         return {"report": report}
 
     def save(self, checkpoint_dir: str | None = None) -> Any:
         """Keep the state of a trial that is being paused, in its task's state folder.
 
-        Ray keeps no checkpoint of its own.
+        Ray keeps no checkpoint of its own. A trial that cannot be saved may continue.
         """
-        self._processes.keep()
-        return _NoCheckpoint()
+        self._unsaved = self._processes.keep()
+        return _Saved(is_saved=self._unsaved is None)
 
     def cleanup(self) -> None:
         """End the training, and the processes."""

@@ -309,8 +309,7 @@ class Scheduler(SearchSettings):
         return None if chosen is None else self._resumed(chosen)
 
     def _resumed(self, number: int) -> Resume:
-        self._paused.discard(number)
-        self._sampler.resumed(number)
+        self.unpause(number)
         trial = self._unfinished[number]
         cap_seconds = math.inf if trial.is_baseline else self.stopping.cap_seconds(number)
         return Resume(replace(trial, cap_seconds=cap_seconds))
@@ -384,6 +383,11 @@ class Scheduler(SearchSettings):
         stored = self._stored[number]
         if PAUSED not in stored.user_attrs:
             stored.set_user_attr(PAUSED, True)
+
+    def unpause(self, number: int) -> None:
+        """Note that a trial which was to be paused continues, since it could not be saved."""
+        self._paused.discard(number)
+        self._sampler.resumed(number)
 
     def rewind(self, number: int, curve: LearningCurve) -> None:
         """Note the evaluations that a trial continues from: later ones were lost."""

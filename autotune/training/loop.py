@@ -144,7 +144,7 @@ def _reported(
     with ranks.leading():
         while (yield evaluation):
             ranks.broadcast_from_first(_SAVE)
-            saver.save(num_steps, is_asked=True)
+            saver.save(num_steps)
     return True
 
 
@@ -253,12 +253,9 @@ class _Saver:
         self._own = stateful
         """Parts whose state this rank writes alone."""
 
-    def save(self, num_steps: int, *, is_asked: bool = False) -> None:
-        """Save the training after a number of steps, on all ranks; unless it ``is_asked`` for, a
-        training that cannot be saved continues.
-
-        Raises:
-            DataError: the training, which is asked for, cannot be saved.
+    def save(self, num_steps: int) -> None:
+        """Save the training after a number of steps, on all ranks; one that cannot be saved
+        continues.
         """
         try:
             if self.run.ranks.is_first:
@@ -266,8 +263,7 @@ class _Saver:
             else:
                 self._save_other()
         except DataError as error:
-            if is_asked:
-                raise
+            self._states.fault = str(error)
             _log.warning("%s; the training continues", error)
         self._states.is_saved = True
 

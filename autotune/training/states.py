@@ -55,6 +55,8 @@ class TrainingStates:
         """Seconds that this process has spent on saving."""
         self.is_saved = False
         """Whether the training has been saved since its last step."""
+        self.fault: str | None = None
+        """Why the training could not be saved when that was tried last; None if it was."""
         self.saving: Callable[[], AbstractContextManager[object]] = nullcontext
         """Makes a context that is entered while a state is written."""
 
@@ -118,13 +120,14 @@ class TrainingStates:
             self.seconds += took_seconds
             if self._every_seconds:
                 self._interval_seconds = took_seconds / _MAX_FRACTION
-        self.is_saved = True
+        self.is_saved, self.fault = True, None
 
     def try_to_save(self, write: Callable[[Path], object]) -> None:
         """Save a state; where it cannot be written, the training continues without."""
         try:
             self.save(write)
         except DataError as error:
+            self.fault = str(error)
             _log.warning("%s; the training continues, and is not saved", error)
 
     def restore(self, config: TrialConfig, clock: PhaseClock) -> tuple[Path, dict[str, Any]] | None:

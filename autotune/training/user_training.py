@@ -169,7 +169,8 @@ def train_function(
                 states.evaluated(evaluation)
                 saver.save_if_due()
                 while (yield evaluation):
-                    states.save(saver.write)
+                    save = states.save if checkpoint.is_kept_by_ending else states.try_to_save
+                    save(saver.write)
                 if evaluation.outcome is not None:
                     if weights_path is not None:
                         given = weights_path, config, evaluation, origin

@@ -333,6 +333,21 @@ def test_a_paused_training_goes_on_in_another_process(
     assert numbers([first, *reports_of(group, resumed)]) == whole
 
 
+def test_a_training_that_cannot_be_saved_continues(
+    group: ProcessGroup, make_task: Any, tmp_path: Path
+) -> None:
+    whole = numbers(reports_of(group, make_task()))
+    (tmp_path / "state").touch()
+    group.begin(make_task(state_folder=str(tmp_path / "state")))
+    first = group.next_report()
+    assert first is not None
+    assert first.can_pause
+    fault = group.keep()
+    assert fault is not None
+    assert str(tmp_path / "state") in fault
+    assert numbers([first, *rest_of(group)]) == whole
+
+
 @pytest.mark.parametrize(
     ("overrides", "outcome"),
     [

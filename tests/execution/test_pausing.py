@@ -3,6 +3,7 @@ process that paused them.
 """
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,46 @@ def test_a_trial_that_is_lost_again_and_again_is_given_up_only_without_progress(
         session.begin(attempt)
         session.trials.died(attempt, _KILLED, FailureKind.LOST)
     assert outcomes(session) == {0: ("LOST", [*range(1, 11)])}
+
+
+def test_a_trial_that_cannot_be_saved_continues_and_is_not_paused_again_for_a_while(
+    study: optuna.Study, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = Session(study, tmp_path, points=[*SIZES, SIZES[0]], num_trials=4)
+    session.begin("a")  # the baseline
+    session.begin("b")
+    assert session.trials.reported("b", report(1)) is Decision.PAUSE
+    assert session.trials.unsaved("b")
+    assert session.trials.reported("b", report(1, unsaved="/disk: is full")) is Decision.CONTINUE
+    assert "trial-1: was not paused, and continues: /disk: is full" in caplog.text
+    assert session.sampler.waiting == []
+    session.trials._trials["b"].pausable_at = 0.0
+    assert session.trials.reported("b", report(1)) is Decision.PAUSE
+    session.trials._resumed = session.trials._trials["b"].trial  # chosen while it was saved
+    assert session.trials.unsaved("b")
+    session.trials.reported("a", report(2, Outcome.REACHED))
+    assert session.begin("c").number != 1, "what continues is not begun again"
+    session.trials.reported("b", report(2, Outcome.REACHED))
+    assert outcomes(session)[1][0] == "REACHED"
+
+
+def test_a_trial_whose_worker_dies_while_it_is_saved_is_paused_at_its_last_state(
+    study: optuna.Study, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = Session(study, tmp_path, points=SIZES[:1], num_trials=1)
+    for key in ("a", "b", "c", "d", "e"):  # more often than a lost trial is tried again
+        session.begin(key)
+        assert session.trials.reported(key, report(1, earlier={})) is Decision.PAUSE
+        reason = "the worker died: DataError: the command saved nothing"
+        session.trials.died(key, reason, FailureKind.USER_CODE)
+        assert f"trial-0: was paused at its last state, since it ended: {reason}" in caplog.text
+        managed = session.trials._trials["trial-0"]
+        assert managed.pausable_at > time.time()
+        managed.pausable_at = 0.0
+    assert not session.policy.results
+    session.go_on("f")
+    session.trials.reported("f", report(2, Outcome.REACHED, earlier={}))
+    assert outcomes(session) == {0: ("REACHED", [2])}
 
 
 def test_a_notice_ends_the_search_once_running_trials_are_saved(
