@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import subprocess
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +31,19 @@ class PostgreSql:
         self._server.stop()
 
     def start(self) -> None:
-        self._server.start()
+        """Start the server, or wait until it answers: it is given 10 s each time, which are too few
+        on a busy machine.
+        """
+        give_up_at = time.monotonic() + 90
+        while True:
+            try:
+                self._server.start()
+                self._server.psql("select 1;")
+                return
+            except subprocess.SubprocessError:
+                if time.monotonic() > give_up_at:
+                    raise
+                time.sleep(0.5)
 
     def kill(self) -> None:
         """End the server and all its processes by SIGKILL, as a power cut would."""
@@ -82,12 +95,14 @@ def running_postgresql() -> Iterator[PostgreSql]:
         )
         # short, as a socket's path must be, and open to the server's own user
         folder = tempfile.mkdtemp(prefix="autotune-postgresql-")
+        server = pgserver.get_server(folder, start=False)
+        running = PostgreSql(server)
         try:
-            server = pgserver.get_server(folder)
+            running.start()
         except (RuntimeError, OSError) as error:
             pytest.skip(f"PostgreSQL does not start here: {error}")
     try:
-        yield PostgreSql(server)
+        yield running
     finally:
         server.cleanup()
         shutil.rmtree(folder, ignore_errors=True)
