@@ -443,8 +443,8 @@ class TrialManager:
     def _pause(self, managed: _ManagedTrial) -> None:
         """Note that a trial is to leave its worker, which writes its state."""
         managed.stage = TrialStage.PAUSING
-        self._store(managed)
-        self.policy.pause(managed.trial.number)
+        managed.stored_at = time.time()
+        self.policy.pause(managed.trial.number, managed.curve)
         for listener in self.listeners:
             listener.trial_paused(managed.trial.number)
 
@@ -514,9 +514,7 @@ class TrialManager:
         if self._is_resumed(managed, result, failure):
             return
         withdrawn = self._withdrawn(result)
-        if withdrawn is None:
-            self._store(managed)
-        score = self.policy.finish(result) if withdrawn is None else None
+        score = self.policy.finish(result, managed.curve) if withdrawn is None else None
         self.tracker.finish(managed.tracked, withdrawn or result, score)
         shutil.rmtree(self.state_folder(managed.tracked.name), ignore_errors=True)
         for listener in self.listeners:

@@ -12,7 +12,6 @@ from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 import optuna
-from optuna.trial import TrialState
 
 from autotune.errors import AutotuneError, ConfigError, WorkerError
 from autotune.measurement import Evaluation, LearningCurve, Target, TrialResult
@@ -23,6 +22,7 @@ from autotune.search.outlook import NUM_AHEAD, Outlook, outlook
 from autotune.search.points import Candidates, derived_seed
 from autotune.search.samplers import PausingSampler
 from autotune.search.stopping import Decision, StoppingRule
+from autotune.search.storage import is_any_waiting, written_together
 from autotune.search.study import (
     BASELINE,
     ENDED_FOR,
@@ -30,6 +30,7 @@ from autotune.search.study import (
     PAUSED,
     RETRY_OF,
     ask_trial,
+    attributes_of,
     baseline_number,
     create_trial_at,
     cut_evaluations,
@@ -38,6 +39,7 @@ from autotune.search.study import (
     reject_trial,
     rejected_points,
     store_evaluations,
+    store_result,
     tell_result,
     try_again,
     unfinished_trials,
@@ -292,7 +294,7 @@ class Scheduler(SearchSettings):
 
     def _next(self, *, may_start: bool) -> Start | Resume | None:
         # the baseline, or an interrupted point
-        if may_start and self.study.get_trials(deepcopy=False, states=[TrialState.WAITING]):
+        if may_start and is_any_waiting(self.study):
             return self._ask(self.place)
         if not self._pauses:
             may_start = may_start and not self._candidates.is_exhausted
@@ -336,7 +338,7 @@ class Scheduler(SearchSettings):
             seed=derived_seed(self.seed, f"trial {stored.number}"),
             cap_seconds=math.inf if is_baseline else self.stopping.cap_seconds(stored.number),
             is_baseline=is_baseline,
-            retry_of=stored.user_attrs.get(RETRY_OF),
+            retry_of=attributes_of(stored).get(RETRY_OF),
         )
         return self._unfinished[stored.number]
 
@@ -373,16 +375,17 @@ class Scheduler(SearchSettings):
         first = self._num_stored.get(number, 0)
         new = {at: each for at, each in curve.numbered.items() if at >= first}
         if new:
-            # a sampler of Optuna's would rank stopped trials by how many there are
             first_to_report = first if self._pauses else math.inf
             store_evaluations(self._stored[number], new, first_to_report=first_to_report)
         self._num_stored[number] = curve.num_evaluations
 
-    def pause(self, number: int) -> None:
-        """Note in the study that a trial is paused."""
+    def pause(self, number: int, curve: LearningCurve) -> None:
+        """Note in the study that a trial is paused, with its evaluations; see ``store``."""
         stored = self._stored[number]
-        if PAUSED not in stored.user_attrs:
-            stored.set_user_attr(PAUSED, True)
+        with written_together(stored.storage):
+            self.store(number, curve)
+            if PAUSED not in attributes_of(stored):
+                stored.set_user_attr(PAUSED, True)
 
     def unpause(self, number: int) -> None:
         """Note that a trial which was to be paused continues, since it could not be saved."""
@@ -391,21 +394,26 @@ class Scheduler(SearchSettings):
 
     def rewind(self, number: int, curve: LearningCurve) -> None:
         """Note the evaluations that a trial continues from: later ones were lost."""
-        self._num_stored[number] = min(self._num_stored.get(number, 0), curve.num_evaluations)
-        cut_evaluations(self._stored[number], curve.num_evaluations)
+        self._num_stored[number] = cut_evaluations(self._stored[number], curve)
         if self._unfinished[number].suggestion.values:
             self._sampler.rewound(number, curve.evaluations)
 
-    def finish(self, result: TrialResult) -> float | None:
-        """Record how a trial ended, and return its score; None unless it REACHED the target."""
+    def finish(self, result: TrialResult, curve: LearningCurve | None = None) -> float | None:
+        """Record how a trial ended, and return its score; None unless it REACHED the target.
+
+        Args:
+            curve: the result's evaluations with their numbers, of a trial that had more than are
+                kept.
+        """
         if not all(map(self._is_measured, result.evaluations)):
             self.interrupt(result.trial)
             return None
-        if result.trial not in self._num_stored:
-            self.store(result.trial, LearningCurve(dict(enumerate(result.evaluations))))
-        _, stored = self._pop(result.trial)
-        target = None if self._pauses else self.target
-        tell_result(self.study, stored, result, self.objective, target)
+        stored = self._stored[result.trial]
+        with written_together(stored.storage):
+            self.store(result.trial, curve or LearningCurve(dict(enumerate(result.evaluations))))
+            store_result(stored, result, None if self._pauses else self.target)
+        self._pop(result.trial)
+        tell_result(self.study, result, self.objective)
         self.results[result.trial] = result
         score = self._learn(result)
         trainings = self.expected_trainings
@@ -447,7 +455,7 @@ class Scheduler(SearchSettings):
         Return False if it was already resumed ``most`` times in a row without progress.
         """
         stored = self._stored[number]
-        num_lost = 1 if has_progressed else stored.user_attrs.get(NUM_LOST, 0) + 1
+        num_lost = 1 if has_progressed else attributes_of(stored).get(NUM_LOST, 0) + 1
         if num_lost > most:
             return False
         stored.set_user_attr(NUM_LOST, num_lost)
@@ -460,7 +468,7 @@ class Scheduler(SearchSettings):
 
         Return False if the point was already tried again ``most`` times: nothing has changed then.
         """
-        num_tried = self._stored[number].user_attrs.get(NUM_LOST, 0) + 1
+        num_tried = attributes_of(self._stored[number]).get(NUM_LOST, 0) + 1
         if num_tried > most:
             return False
         self._withdraw(number)

@@ -22,6 +22,8 @@ import sqlalchemy
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+from optuna.trial import TrialState
+from sqlalchemy.orm import Session
 
 from autotune.errors import ConfigError, StudyError
 from autotune.redaction import without_secrets
@@ -34,9 +36,10 @@ _CONNECT_ARGUMENTS = {
     "psycopg2": {"connect_timeout": 10, "tcp_user_timeout": 60_000},
     "pymysql": {"connect_timeout": 10, "read_timeout": 60, "write_timeout": 60},
     "mysqldb": {"connect_timeout": 10, "read_timeout": 60, "write_timeout": 60},
+    "pysqlite": {"timeout": 60},
 }
 """Limits on waiting for a database, by driver: without them a connection that went silent is
-waited for without end."""
+waited for without end, and a file that another study writes to not for long."""
 
 DRIVER = "autotune:driver"
 """Attribute of a study: the process that runs it, and when that last said so; None after it ended
@@ -111,21 +114,51 @@ class _Journal(JournalStorage):
 
 @contextmanager
 def written_together(storage: BaseStorage) -> Iterator[None]:
-    """Context whose values of trials are written to a journal at once, at its end; nothing that was
-    set within may be read within.
+    """Context whose values of trials are written at once, at its end: by one append to a journal,
+    or in one transaction of a database. Nothing that was set within may be read within.
+
+    One within another is a part of it; of one that raises an error nothing is written.
     """
-    if not isinstance(storage, _Journal):
-        yield
-        return
-    of_thread = storage.file.of_thread
-    of_thread.held = []
-    try:
-        yield
-    finally:
-        held = of_thread.held
-        del of_thread.held
+    database = _database(storage)
+    if isinstance(storage, _Journal):
+        of_thread = storage.file.of_thread
+        if hasattr(of_thread, "held"):
+            yield
+            return
+        held: list[dict[str, Any]] = []
+        of_thread.held = held
+        try:
+            yield
+        finally:
+            del of_thread.held
         if held:
             storage.file.append_logs(held)
+    elif database is not None and database.scoped_session().bind is database.engine:
+        with database.engine.begin() as connection:
+            session = Session(connection, join_transaction_mode="rollback_only")
+            database.scoped_session.registry.set(session)
+            try:
+                yield
+            finally:
+                database.scoped_session.remove()
+    else:
+        yield
+
+
+def is_any_waiting(study: optuna.Study) -> bool:
+    """Whether a trial of a study is enqueued; reads no other trials from a database, as Optuna's
+    cache would, with all their evaluations.
+    """
+    storage, waiting = study._storage, (TrialState.WAITING,)  # noqa: SLF001
+    number = study._study_id  # noqa: SLF001
+    source = _database(storage) or storage
+    return bool(source.get_all_trials(number, deepcopy=False, states=waiting))
+
+
+def _database(storage: BaseStorage) -> RDBStorage | None:
+    """The database behind Optuna's cache of it, which has no public way to it."""
+    database = getattr(storage, "_backend", None)
+    return database if isinstance(database, RDBStorage) else None
 
 
 class _JournalFile(JournalFileBackend):

@@ -56,6 +56,8 @@ _EVALUATIONS = "autotune:evaluations:"
 """Attribute of a trial, before a number: its evaluations from that one on, each with its number."""
 _MAX_TEXT_BYTES = 60_000
 """Longest value of an attribute: a column of MySQL's holds 65,535 bytes."""
+_MAX_ERROR_BYTES = 30_000
+"""Longest error text that is stored; of a longer one begin and end are."""
 _DEFINITION = "autotune:definition"
 _FORMAT = "autotune:format"
 _CONFIRMED = "autotune:confirmed:"
@@ -227,7 +229,7 @@ def store_confirmation(study: Study, arm: int, index: int, result: TrialResult) 
             study.set_user_attr(name, ())
         for first, evaluations in _in_texts(dict(enumerate(result.evaluations))):
             study.set_user_attr(f"{key}:{first}", evaluations)
-        study.set_user_attr(key, {**result.as_dict(), "evaluations": ()})
+        study.set_user_attr(key, _without_evaluations(result))
 
 
 def confirmations(study: Study) -> dict[tuple[int, int], TrialResult]:
@@ -256,33 +258,63 @@ def store_evaluations(
             trial.set_user_attr(f"{_EVALUATIONS}{first}", stored)
         for number, evaluation in evaluations.items():
             if number >= first_to_report and math.isfinite(evaluation.metric):
-                trial.report(evaluation.metric, step=number + 1)
+                # Trial.report would keep what was reported before a worker was lost
+                trial.storage.set_trial_intermediate_value(
+                    trial._trial_id,  # noqa: SLF001
+                    number + 1,
+                    evaluation.metric,
+                )
 
 
-def cut_evaluations(trial: optuna.Trial, num_evaluations: int) -> None:
-    """Delete the stored evaluations of a trial but the first so many, which it continues from."""
-    for key, value in trial.user_attrs.items():
-        if key.startswith(_EVALUATIONS) and value and value[-1][0] >= num_evaluations:
-            kept = [numbered for numbered in value if numbered[0] < num_evaluations]
-            trial.set_user_attr(key, kept)
-
-
-def _in_texts(evaluations: Mapping[int, Evaluation]) -> Iterator[tuple[int, list[Any]]]:
-    """Evaluations with their numbers, in parts that a storage holds as one text each; with each
-    its first number.
+def cut_evaluations(trial: optuna.Trial, curve: LearningCurve) -> int:
+    """Delete the stored evaluations of a trial after those that it continues from; return from
+    which number on some of these are not stored: they were left out among later ones.
     """
-    part: list[Any] = []
-    size = 0
+    num_evaluations = curve.num_evaluations
+    stored = _stored_curve(attributes_of(trial)).numbered
+    with written_together(trial.storage):
+        for key, value in [*attributes_of(trial).items()]:
+            if key.startswith(_EVALUATIONS) and value and value[-1][0] >= num_evaluations:
+                kept = [numbered for numbered in value if numbered[0] < num_evaluations]
+                trial.set_user_attr(key, kept)
+            elif key == PAUSED and isinstance(value, list | tuple):
+                trial.set_user_attr(key, value[:num_evaluations])
+    return next((at for at in curve.numbered if at not in stored), num_evaluations)
+
+
+def attributes_of(trial: optuna.Trial) -> Mapping[str, Any]:
+    """The attributes of a running trial; Optuna's own property copies all evaluations."""
+    return trial._cached_frozen_trial.user_attrs  # noqa: SLF001
+
+
+def _in_texts(evaluations: Mapping[int, Evaluation]) -> Iterator[tuple[str, list[Any]]]:
+    """Evaluations with their numbers, in parts that a storage holds as one text each; with each
+    part its name, which begins with its first number.
+    """
+    name, part, size = "", list[Any](), 0
     for number, evaluation in evaluations.items():
-        numbered = [number, evaluation.as_dict()]
-        num_bytes = len(json.dumps(numbered)) + 2
-        if part and size + num_bytes > _MAX_TEXT_BYTES:
-            yield part[0][0], part
-            part, size = [], 0
-        part.append(numbered)
-        size += num_bytes
+        for index, piece in enumerate(_pieces(evaluation.as_dict())):
+            num_bytes = len(json.dumps([number, piece])) + 2
+            if part and size + num_bytes > _MAX_TEXT_BYTES:
+                yield name, part
+                part, size = [], 0
+            if not part:
+                name = f"{number}:{index}" if index else f"{number}"
+            part.append([number, piece])
+            size += num_bytes
     if part:
-        yield part[0][0], part
+        yield name, part
+
+
+def _pieces(evaluation: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """An evaluation whose further metrics are too many for one text, as several of them."""
+    metrics = [*evaluation.get("metrics", {}).items()]
+    if len(metrics) < 2 or len(json.dumps(evaluation)) < _MAX_TEXT_BYTES // 2:
+        yield evaluation
+        return
+    half = len(metrics) // 2
+    yield from _pieces({**evaluation, "metrics": dict(metrics[:half])})
+    yield from _pieces({"metrics": dict(metrics[half:])})
 
 
 def _stored_curve(attributes: Mapping[str, Any], prefix: str = _EVALUATIONS) -> LearningCurve:
@@ -290,18 +322,36 @@ def _stored_curve(attributes: Mapping[str, Any], prefix: str = _EVALUATIONS) -> 
     earlier = attributes.get(PAUSED)  # of a version that kept them there
     found = dict(enumerate(earlier)) if isinstance(earlier, list | tuple) else {}
     for key, value in attributes.items():
-        if key.startswith(prefix):
-            found |= dict(value)
+        for number, piece in value if key.startswith(prefix) else ():
+            before = found.get(number, {})
+            metrics = {**before.get("metrics", {}), **piece.get("metrics", {})}
+            found[number] = {**before, **piece, "metrics": metrics}
     return LearningCurve({at: Evaluation.from_dict(each) for at, each in found.items()})
+
+
+def _without_evaluations(result: TrialResult) -> dict[str, Any]:
+    """A result as it is stored, beside its evaluations."""
+    error = None if result.error is None else _shortened(result.error)
+    return {**result.as_dict(), "evaluations": (), "error": error}
+
+
+def _shortened(text: str) -> str:
+    """A text of which the middle is left out, if it is too long to be stored."""
+    while (size := len(json.dumps(text))) > _MAX_ERROR_BYTES:
+        half = len(text) * _MAX_ERROR_BYTES // size // 2 - 10
+        text = f"{text[:half]}\n[...]\n{text[-half:]}"
+    return text
 
 
 def _result_from(
     stored: Mapping[str, Any], attributes: Mapping[str, Any], prefix: str = _EVALUATIONS
 ) -> TrialResult:
-    """A stored result, with its evaluations from where they are."""
+    """A stored result, with its evaluations from where they are: earlier versions kept them in
+    it.
+    """
     result = TrialResult.from_dict(stored)
     curve = _stored_curve(attributes, prefix)
-    return replace(result, evaluations=curve.evaluations) if curve.numbered else result
+    return result if result.evaluations else replace(result, evaluations=curve.evaluations)
 
 
 def store_race(study: Study, race: Mapping[str, Any]) -> None:
@@ -349,8 +399,7 @@ def end_ended_trials(study: Study, objective: Objective) -> None:
     for frozen in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
         stored = frozen.user_attrs.get(RESULT)
         if stored is not None:
-            result = _result_from(stored, frozen.user_attrs)
-            _tell(study, frozen.number, result, objective)
+            tell_result(study, _result_from(stored, frozen.user_attrs), objective)
 
 
 def try_again(study: Study, number: int, *, num_tried: int) -> None:
@@ -362,16 +411,9 @@ def try_again(study: Study, number: int, *, num_tried: int) -> None:
     study.enqueue_trial(frozen.params, user_attrs=attributes)
 
 
-def tell_result(
-    study: Study,
-    trial: optuna.Trial,
-    result: TrialResult,
-    objective: Objective,
-    target: Target | None,
-) -> None:
-    """Store the result of a trial, whose evaluations are stored, with what samplers need of it: a
-    constraint if infeasible, the shortfall from the target, where that is given, if censored; then
-    end it.
+def store_result(trial: optuna.Trial, result: TrialResult, target: Target | None) -> None:
+    """Store the result of a trial beside its evaluations, with what samplers need of it: a
+    constraint if infeasible; the shortfall from the target, where that is given, if censored.
     """
     if result.outcome.is_infeasible:
         trial.set_constraint(INFEASIBLE, 1.0)
@@ -382,20 +424,20 @@ def tell_result(
         and math.isfinite(result.last.metric)
     ):
         trial.report(result.last.shortfall(target), step=1)
-    # if the process dies from here on, end_ended_trials tells the result
-    trial.set_user_attr(RESULT, {**result.as_dict(), "evaluations": ()})
-    _tell(study, trial.number, result, objective)
+    trial.set_user_attr(RESULT, _without_evaluations(result))
 
 
-def _tell(study: Study, number: int, result: TrialResult, objective: Objective) -> None:
+def tell_result(study: Study, result: TrialResult, objective: Objective) -> None:
+    """End a trial whose result is stored; if the process dies before, ``end_ended_trials`` does."""
     score = objective.score(result) if result.outcome is Outcome.REACHED else None
-    study.tell(number, score, state=TrialState[result.outcome.traits.optuna_state])
+    study.tell(result.trial, score, state=TrialState[result.outcome.traits.optuna_state])
 
 
 def reject_trial(study: Study, trial: optuna.Trial, reason: str) -> None:
     """End a trial whose point no training can run."""
-    trial.set_user_attr(REJECTED, reason)
-    trial.set_constraint(INFEASIBLE, 1.0)
+    with written_together(trial.storage):
+        trial.set_user_attr(REJECTED, _shortened(reason))
+        trial.set_constraint(INFEASIBLE, 1.0)
     study.tell(trial, state=TrialState.PRUNED)
 
 
