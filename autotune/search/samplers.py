@@ -130,6 +130,14 @@ def optuna_sampler(sampler: object) -> optuna.samplers.BaseSampler:
     return sampler
 
 
+def reads_no_reports(sampler: optuna.samplers.BaseSampler) -> bool:
+    """Whether a sampler of Optuna's never looks at what trials reported on their way."""
+    # consider_pruned_trials of CMA-ES, which has it privately, ranks as TPE does
+    return type(sampler) in (optuna.samplers.RandomSampler, optuna.samplers.GPSampler) or (
+        type(sampler) is optuna.samplers.CmaEsSampler and not sampler._consider_pruned_trials  # noqa: SLF001
+    )
+
+
 def quiet_optuna() -> None:
     """Keep Optuna's log lines and its warnings about new features off the terminal.
 

@@ -20,7 +20,7 @@ from autotune.outcome import Outcome
 from autotune.search.expected_scores import running_times
 from autotune.search.outlook import NUM_AHEAD, Outlook, outlook
 from autotune.search.points import Candidates, derived_seed
-from autotune.search.samplers import PausingSampler
+from autotune.search.samplers import PausingSampler, reads_no_reports
 from autotune.search.stopping import Decision, StoppingRule
 from autotune.search.storage import is_any_waiting, written_together
 from autotune.search.study import (
@@ -152,6 +152,7 @@ class Scheduler(SearchSettings):
         self._ended_for: int | None = study.user_attrs.get(ENDED_FOR)
         self._pauses = self.sampler is not None
         self._sampler = self.sampler or PausingSampler()
+        self._reports_all = self._pauses or reads_no_reports(study.sampler)
         self.stopping.score_to_beat = (
             self._sampler.score_to_beat if self._pauses else self._score_to_beat
         )
@@ -375,7 +376,7 @@ class Scheduler(SearchSettings):
         first = self._num_stored.get(number, 0)
         new = {at: each for at, each in curve.numbered.items() if at >= first}
         if new:
-            first_to_report = first if self._pauses else math.inf
+            first_to_report = first if self._reports_all else math.inf
             store_evaluations(self._stored[number], new, first_to_report=first_to_report)
         self._num_stored[number] = curve.num_evaluations
 
@@ -411,7 +412,7 @@ class Scheduler(SearchSettings):
         stored = self._stored[result.trial]
         with written_together(stored.storage):
             self.store(result.trial, curve or LearningCurve(dict(enumerate(result.evaluations))))
-            store_result(stored, result, None if self._pauses else self.target)
+            store_result(stored, result, None if self._reports_all else self.target)
         self._pop(result.trial)
         tell_result(self.study, result, self.objective)
         self.results[result.trial] = result

@@ -4,9 +4,9 @@ The storage (``storage.py`` opens it) is the only source of truth. All other fil
 folder are derived from it.
 
 How outcomes are told to Optuna: REACHED is complete with its score. A censored trial is pruned;
-samplers of Optuna's rank pruned trials by the last report, the one with the highest step first, so
-for them its distance from the target is the only report: with its seconds slow configurations would
-look fast. A search that needs no such sampler reports every evaluation. OUT_OF_MEMORY and DIVERGED
+TPE ranks pruned trials by the last report, the one with the highest step first, so there the
+distance from the target is the only report: with its seconds slow configurations would look fast.
+Under samplers that do not look at reports every evaluation is one. OUT_OF_MEMORY and DIVERGED
 violate a constraint: samplers forget failed trials and would propose them for ever. Only ERRORED, a
 fault in user code, is a failure.
 """

@@ -23,7 +23,7 @@ from autotune.measurement import Target, TrialResult
 from autotune.objective import AmortisedTime, Cost
 from autotune.outcome import Outcome
 from autotune.search.points import points
-from autotune.search.samplers import quiet_optuna
+from autotune.search.samplers import quiet_optuna, reads_no_reports
 from autotune.search.scheduler import Done, Resume, Scheduler, Start, Trial, Wait
 from autotune.search.stopping import CapAtIncumbent, Decision
 from autotune.search.storage import JOURNAL
@@ -161,7 +161,7 @@ def test_the_baseline_is_trained_to_its_end_whoever_was_faster() -> None:
 def test_optuna_is_told_a_score_or_a_distance_from_the_target_or_a_violated_constraint(
     outcome: Outcome, metric: float | None, known: tuple[Any, ...]
 ) -> None:
-    study = new_study()
+    study = new_study(optuna.samplers.TPESampler(seed=0))
     policy = policy_over(study)
     score = 7.5 if outcome is Outcome.REACHED else None
     assert policy.finish(ended(suggested(policy), outcome, seconds=7.5, metric=metric)) == score
@@ -408,6 +408,35 @@ def test_every_shipped_sampler_searches_the_shipped_space_without_a_word(
     assert opened == {"sgd", "adamw"}
     assert policy.scores
     assert [each.getMessage() for each in caplog.records if each.name.startswith("optuna")] == []
+
+
+@pytest.mark.parametrize("sampler", ["random", "cmaes", pytest.param("gp", marks=pytest.mark.slow)])
+def test_every_evaluation_is_reported_where_the_sampler_proposes_the_same_without(
+    sampler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space, baseline, node = shipped(sampler)
+
+    def searched() -> tuple[list[Suggestion], list[Mapping[int, float]]]:
+        study = new_study(build({**node, "seed": 0}, (), "search.sampler"))
+        policy, tried = policy_over(study, space=space, baseline=baseline, num_trials=15), []
+        while isinstance(answer := policy.suggest(), Start):
+            result = made_up(answer.trial)
+            earlier = [make_evaluation(0.1, metric=0.1 * n) for n in range(len(tried) % 4)]
+            policy.finish(replace(result, evaluations=(*earlier, *result.evaluations)))
+            tried.append(answer.trial.suggestion)
+        return tried, [trial.intermediate_values for trial in study.trials]
+
+    tried, curves = searched()
+    monkeypatch.setattr("autotune.search.scheduler.reads_no_reports", lambda sampler: False)
+    others, shortfalls = searched()
+    assert tried == others
+    assert {len(curve) for curve in curves} >= {2, 3, 4}
+    assert {len(shortfall) for shortfall in shortfalls} <= {0, 1}
+
+
+def test_samplers_that_rank_stopped_trials_by_their_last_report_get_one_report() -> None:
+    assert not reads_no_reports(optuna.samplers.TPESampler())
+    assert not reads_no_reports(optuna.samplers.CmaEsSampler(consider_pruned_trials=True))
 
 
 FINITE = SearchSpace.from_mapping(
