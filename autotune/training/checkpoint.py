@@ -216,6 +216,14 @@ def as_plain(value: Any, where: str = "") -> Any:
     )
 
 
+def num_bytes(state: Any) -> int:
+    """Size of the tensors and arrays of a state, about that of its file."""
+    if isinstance(state, torch.Tensor | np.ndarray):
+        return state.nbytes
+    parts = state.values() if isinstance(state, Mapping) else state
+    return sum(map(num_bytes, parts)) if isinstance(state, Mapping | list | tuple) else 0
+
+
 def read_state(folder: Path, *, is_checked: bool = True) -> dict[str, Any]:
     """Open the state that ``save_state`` wrote: its tensors are on the CPU, and lie in the file
     until they are used, so that the ranks of a machine have one copy of it in memory.
@@ -406,6 +414,12 @@ class TrainingCheckpoint(Checkpoint):
         """
         as_plain(self._values())
 
+    def num_bytes(self) -> int:
+        """Size of what the function saved before its last evaluation, about; of files that it
+        writes, the weights only.
+        """
+        return num_bytes([*map(_as_state, (self._state or {}).values()), self._weights])
+
     @property
     def is_sharded(self) -> bool:
         """Whether each rank holds a part of what was saved."""
@@ -485,11 +499,13 @@ class TrainingCheckpoint(Checkpoint):
         return {
             name: None  # of which each rank writes its part
             if name in sharded
-            else value.state_dict()
-            if hasattr(value, "state_dict")
-            else value
+            else _as_state(value)
             for name, value in self._state.items()
         }
+
+
+def _as_state(value: Any) -> Any:
+    return value.state_dict() if hasattr(value, "state_dict") else value
 
 
 def script_checkpoint(

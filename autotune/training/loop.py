@@ -22,6 +22,7 @@ from autotune.measurement import Evaluation, LearningCurve, Phase, PhaseClock, o
 from autotune.remote import paused_while_waiting
 from autotune.training.checkpoint import (
     load_part,
+    num_bytes,
     random_state,
     read_state,
     save_state,
@@ -116,7 +117,7 @@ def train(
             own = _evaluate(run, parts, num_steps, last, clock, cap_seconds)
             last = ranks.broadcast_from_first(own)
             states.evaluated(last)
-            if ranks.broadcast_from_first(states.is_due):
+            if ranks.broadcast_from_first(states.is_due(saver.num_bytes)):
                 saver.save(num_steps)
             if not (yield from _reported(saver, num_steps, last)):
                 return None
@@ -316,6 +317,10 @@ class _Saver:
             "random": random_state(self.run.device),
             "parts": {name: part.state_dict() for name, part in own.items()},
         }
+
+    def num_bytes(self) -> int:
+        """Size of the training's state, about."""
+        return num_bytes([part.state_dict() for part in {**self._own, **self._sharded}.values()])
 
     def restored_step(self) -> int:
         """Restore the training from its newest state; the number of steps that it has done, 0 if

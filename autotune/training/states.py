@@ -28,6 +28,10 @@ _log = logging.getLogger(__name__)
 _NUM_KEPT = 2
 _MAX_FRACTION = 0.03
 """Maximum fraction of the training time that saving takes."""
+_EXPECTED_BYTES_PER_SECOND = 200e6
+"""Bytes of its first state that a process is expected to write in a second, as on a slow disk."""
+_MAX_EXPECTED_SECONDS = 18.0
+"""Most that it is expected to take: a process saves one after ten minutes, however large it is."""
 _CURVE_EVERY_SECONDS = 1.0
 """Least seconds from one saving of the evaluations alone to the next."""
 _LOOK_EVERY_SECONDS = 0.5
@@ -46,8 +50,8 @@ class TrainingStates:
 
     def __init__(self, folder: Path | None = None, every_seconds: float = math.inf) -> None:
         self.folder = folder
-        self._every_seconds, self._interval_seconds = every_seconds, 0.0
-        self._saved_at = self._looked_at = time.monotonic()
+        self._every_seconds, self._expected_seconds = every_seconds, 0.0
+        self._began = self._saved_at = self._looked_at = time.monotonic()
         self._has_notice = False
         self.curve = LearningCurve()
         """The evaluations so far, those before the state that the training continued from, too."""
@@ -75,10 +79,14 @@ class TrainingStates:
             self._has_notice = notice is not None and notice.exists()
         return self._has_notice
 
-    @property
-    def is_due(self) -> bool:
-        """Whether a state is to be saved at the present evaluation."""
-        return self._is_due_after(self._every_seconds)
+    def is_due(self, num_bytes: Callable[[], int]) -> bool:
+        """Whether a state of so many bytes is to be saved at the present evaluation."""
+        is_due = self._is_due_after(self._every_seconds)
+        if is_due and not self._expected_seconds:
+            expected_seconds = num_bytes() / _EXPECTED_BYTES_PER_SECOND
+            self._expected_seconds = min(expected_seconds, _MAX_EXPECTED_SECONDS)
+            is_due = self._is_due_after(self._every_seconds)
+        return is_due
 
     @property
     def is_curve_due(self) -> bool:
@@ -86,8 +94,10 @@ class TrainingStates:
         return self._is_due_after(min(self._every_seconds, _CURVE_EVERY_SECONDS))
 
     def _is_due_after(self, seconds: float) -> bool:
-        seconds = max(seconds, self._interval_seconds)
-        is_due = time.monotonic() - self._saved_at >= seconds or self.has_notice
+        now = time.monotonic()
+        most_seconds = _MAX_FRACTION * (now - self._began - self.seconds)
+        is_paid = not self._every_seconds or self.seconds + self._expected_seconds <= most_seconds
+        is_due = (now - self._saved_at >= seconds and is_paid) or self.has_notice
         return self.is_kept and is_due
 
     def evaluated(self, evaluation: Evaluation) -> None:
@@ -118,8 +128,7 @@ class TrainingStates:
             self._saved_at = time.monotonic()
             took_seconds = self._saved_at - began
             self.seconds += took_seconds
-            if self._every_seconds:
-                self._interval_seconds = took_seconds / _MAX_FRACTION
+            self._expected_seconds = max(self._expected_seconds, took_seconds)
         self.is_saved, self.fault = True, None
 
     def try_to_save(self, write: Callable[[Path], object]) -> None:

@@ -312,7 +312,8 @@ class _Saver:
         if checkpoint.is_fresh:  # one that ends may continue from what it wrote since then
             self._has_state = not checkpoint.is_kept_by_ending
         may_go_on = not checkpoint.is_kept_by_ending or states.has_notice
-        if states.is_due and may_go_on and is_pausable(self._leader.can_keep):
+        is_due = states.is_due(checkpoint.num_bytes)
+        if is_due and may_go_on and is_pausable(self._leader.can_keep):
             states.try_to_save(self.write)
         elif not self._has_state and states.is_curve_due and own_files():
             contents = states.contents(self._config, self._clock)

@@ -4,17 +4,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import autotune
 from autotune.config.schema import TrialConfig
 from autotune.errors import DataError
 from autotune.files import NOTICE_FILE, STATE_FILE
 from autotune.measurement import Evaluation
 from autotune.outcome import Outcome
 from autotune.training.loop import train
+from autotune.training.run import start_training
 from autotune.training.states import TrainingStates
 
 MakeConfig = Callable[..., TrialConfig]
@@ -124,7 +128,79 @@ def test_states_are_saved_no_more_often_than_is_wanted(short: MakeConfig, tmp_pa
     states = TrainingStates(tmp_path / "slow", every_seconds=1e-6)
     (tmp_path / "slow").mkdir()
     states.save(lambda folder: time.sleep(0.05))
-    assert not states.is_due, "saving took 0.05 s, of which 3% is not yet trained"
+    assert not states.is_due(lambda: 0), "saving took 0.05 s, of which 3% is not yet trained"
+
+
+def test_the_first_state_waits_until_what_it_takes_is_at_most_3_percent_of_the_training(
+    short: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock: Any = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr("autotune.training.states.time", clock)
+
+    def due_seconds(num_bytes: float, every_seconds: float) -> float:
+        clock.now = 0.0
+        states = TrainingStates(tmp_path / "run", every_seconds)
+        while not states.is_due(lambda: round(num_bytes)):
+            clock.now += 1.0
+        return float(clock.now)
+
+    assert due_seconds(1e9, every_seconds=3.0) == 167, "1 GB takes 5 s on a slow disk"
+    assert due_seconds(1e6, every_seconds=3.0) == 3
+    assert due_seconds(1e9, every_seconds=300.0) == 300
+    assert due_seconds(1e12, every_seconds=3.0) == 600, "it is saved once, however large"
+    assert due_seconds(1e12, every_seconds=0.0) == 0, "at every evaluation, as is asked for"
+
+
+def test_saving_takes_3_percent_of_the_training_also_where_a_disk_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock: Any = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr("autotune.training.states.time", clock)
+    states, shares = TrainingStates(tmp_path / "run", every_seconds=60.0), []
+    for _ in range(3000):
+        clock.now += 1.0
+        if states.is_due(lambda: 200_000_000):  # which take 4 s, not 1
+            states.save(lambda folder: setattr(clock, "now", clock.now + 4.0))
+            shares.append(states.seconds / (clock.now - states.seconds))
+    assert shares[0] == 4 / 60
+    assert len(shares) > 10
+    assert max(shares[1:]) <= 0.03
+
+
+def saving_much(checkpoint: autotune.Checkpoint) -> None:
+    """Saves 40 kB of a module, 80 of tensors beside it, and files, of which 160 kB of weights."""
+    for number in range(4):
+        checkpoint.save(
+            {
+                "model": torch.nn.Linear(1, 5000),
+                "more": [{"it": torch.zeros(10_000)}, np.ones(5000)],
+            },
+            weights={"it": torch.zeros(40_000)},
+            write_files=lambda folder: None,
+        )
+        autotune.report(-number)
+
+
+def test_a_training_tells_how_much_it_would_save(
+    short: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+
+    def is_due(states: TrainingStates, num_bytes: Callable[[], int]) -> bool:
+        told.append(num_bytes())
+        return False
+
+    monkeypatch.setattr(TrainingStates, "is_due", is_due)
+    training = train(short("optimizer=adamw"), states=TrainingStates(tmp_path))
+    next(training)
+    training.send(True)
+    training.close()
+    size = (tmp_path / "1" / STATE_FILE).stat().st_size
+    assert 0.5 * size < told[0] < size
+    function = {"_target_": f"{__name__}.saving_much"}
+    config = replace(short(), training=function, allowed_targets=[__name__])
+    next(start_training(config, states=TrainingStates(tmp_path / "function")))
+    assert told[1] == 2 * 5000 * 4 + 10_000 * 4 + 5000 * 8 + 40_000 * 4
 
 
 def test_a_notice_saves_a_training_at_its_next_step(short: MakeConfig, tmp_path: Path) -> None:
