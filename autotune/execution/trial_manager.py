@@ -77,7 +77,7 @@ class _ManagedTrial:
     contention_before: Contention | None = None
     """Contention while earlier workers trained the trial, up to its last pause."""
     num_evaluations_when_lost: int = 0
-    """Number of evaluations of the state that the trial continued from when it was last lost."""
+    """Number of evaluations that had been made when the trial was last lost."""
     lost_seconds: float = 0.0
     """Seconds of training after the last state of a worker that was lost."""
     checkpoint_seconds: float = 0.0
@@ -276,6 +276,7 @@ class TrialManager:
             return
         managed.handed_out_at = managed.reported_at = time.time()
         managed.waits_since = None
+        managed.can_save = managed.task.config.training is None  # at its next step
         self._devices.begun(managed.trial.suggestion)
         self._began_at = self._began_at or time.monotonic()
         if not managed.started_at:
