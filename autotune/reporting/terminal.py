@@ -260,11 +260,13 @@ class StudyDisplay:
             self._pace.paused(trial)
 
     def trial_withdrawn(self, result: TrialResult) -> None:
-        """Note that a trial is no result, and that its configuration is tried again."""
+        """Note that a trial is no result: it continues, or its configuration is tried again."""
         self._forget(result.trial)
         self._pace.withdrawn(result.trial)
         why = f"{result.outcome}: {result.error_line}"
-        line = f"trial {result.trial}  {why}; its configuration is tried again"
+        is_lost = result.outcome is Outcome.LOST
+        again = "it continues" if is_lost else "its configuration is tried again"
+        line = f"trial {result.trial}  {why}; {again}"
         if result.outcome is Outcome.CONTENDED:
             self._spoilt(line)
         else:
