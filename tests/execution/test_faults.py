@@ -121,7 +121,7 @@ def test_trainings_that_are_stopped_and_killed_are_trained_again(
     assert (
         len(
             re.findall(
-                r"confirm-\d+-\d+: the worker died: it was ended by SIGKILL; it continues from its last",
+                r"confirm-\d+-\d+: the worker died: it was ended by SIGKILL; it continues",
                 log,
             )
         )
