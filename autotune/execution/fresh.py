@@ -9,17 +9,16 @@ cluster each run has a Ray actor with a launcher of its own.
 import contextlib
 import logging
 import shutil
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from autotune.config.command_line import Interrupt
-from autotune.contention import MAX_RETAKES, Contention
+from autotune.contention import MAX_RETAKES
 from autotune.execution.launcher import Launcher
+from autotune.execution.live_run import LiveRun
 from autotune.execution.process_group import ProcessGroup
-from autotune.execution.task import TrialTask, WorkerReport, warn_of_worker
-from autotune.measurement import Evaluation, LearningCurve, TrialResult
+from autotune.execution.task import TrialTask, WorkerReport
+from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
 from autotune.tracking.tracker import TrackedTrial
 
@@ -78,19 +77,19 @@ class FreshProcesses:
         """
         max_retakes = 0 if self._is_always_busy else self._max_retakes
         num_retakes = num_lost = 0
-        run = _Run(replace(task, is_resumed=True), tracked, on_evaluation)
+        run = LiveRun(task=replace(task, is_resumed=True), tracked=tracked)
         while not self._interrupt.notice.is_set():
-            num_evaluations = run.curve.num_evaluations
-            last = self._trained_once(run)
-            if last is None:
+            last = self._trained_once(run, on_evaluation)
+            if last is None or last.outcome is None:
                 return None
             is_lost = last.outcome is Outcome.LOST
             if num_lost < (_MAX_LOST if is_lost else int(last.is_tried_twice)):
                 logger.info("%s: %s; it continues from its last state", task.name, last.error)
-                has_progressed = is_lost and run.curve.num_evaluations > num_evaluations + 1
-                num_lost = 0 if has_progressed else num_lost + 1
+                num_lost = 0 if is_lost and run.has_progressed else num_lost + 1
+                run.lost_worker()
+                run.task = replace(task, is_resumed=True)
                 continue
-            result = run.result(last)
+            result = run.result(last.outcome, last.failure, last.test_metric)
             if task.state_folder is not None:
                 shutil.rmtree(task.state_folder, ignore_errors=True)
             if result.contention is None:
@@ -103,12 +102,15 @@ class FreshProcesses:
                 self._is_always_busy |= num_retakes > 0  # repeating did not help
                 return result
             num_retakes += 1
-            run = _Run(task, tracked, on_evaluation)
+            run = LiveRun(task=task, tracked=tracked)
         return None
 
-    def _trained_once(self, run: "_Run") -> WorkerReport | None:
+    def _trained_once(
+        self, run: LiveRun, on_evaluation: Callable[[Evaluation], None]
+    ) -> WorkerReport | None:
         """Train a run in fresh processes; its last report, None if it was interrupted."""
         report = None
+        run.begun()
         with contextlib.ExitStack() as stack:
             if self._launcher is not None:
                 group = ProcessGroup(launcher=self._launcher.address, devices=self._devices)
@@ -125,66 +127,9 @@ class FreshProcesses:
             )
             for report in reports:
                 run.reported(report)
+                if report.evaluation is not None:
+                    run.curve.add(report.evaluation)
+                    on_evaluation(report.evaluation)
                 if self._interrupt.notice.is_set() and run.is_saved_by(report):
                     return None
-        run.task = replace(run.task, is_resumed=True)
-        return None if report is None or report.outcome is None else report
-
-
-class _Run:
-    """A run that is trained, by one process or, where that is lost, several."""
-
-    def __init__(
-        self,
-        task: TrialTask,
-        tracked: TrackedTrial,
-        on_evaluation: Callable[[Evaluation], None],
-    ) -> None:
-        self.task, self._tracked, self._on_evaluation = task, tracked, on_evaluation
-        self.curve = LearningCurve()
-        self._started_at = self._reported_at = time.time()
-        self._fingerprint: Mapping[str, Any] = {}
-        self._contention: Contention | None = None
-        self._lost_seconds = self._checkpoint_seconds = self._checkpoint_seconds_before = 0.0
-
-    def is_saved_by(self, report: WorkerReport) -> bool:
-        """Whether the run, which has a notice, is saved at a report, or cannot be."""
-        can_be = report.can_pause or self.task.config.training is None
-        return report.outcome is None and (report.is_saved or not can_be)
-
-    def reported(self, report: WorkerReport) -> None:
-        """Take a report."""
-        warn_of_worker(report)
-        if report.earlier is not None:
-            if self.curve.last is not None:
-                self._lost_seconds += time.time() - self._reported_at
-            self._checkpoint_seconds_before += self._checkpoint_seconds
-            self.curve = LearningCurve(report.earlier)
-        self._reported_at = time.time()
-        self._checkpoint_seconds = report.checkpoint_seconds
-        self._fingerprint = report.fingerprint or self._fingerprint
-        self._contention = report.contention or self._contention
-        if report.evaluation is not None:
-            self.curve.add(report.evaluation)
-            self._on_evaluation(report.evaluation)
-
-    def result(self, last: WorkerReport) -> TrialResult:
-        """What became of the run, by its last report."""
-        assert last.outcome is not None, "the run has ended"
-        is_timed = self._contention is not None and last.outcome.is_timed
-        return TrialResult(
-            trial=self._tracked.trial,
-            values=self._tracked.values,
-            overrides=self._tracked.overrides,
-            seed=self.task.config.seed,
-            outcome=last.outcome,
-            evaluations=self.curve.evaluations,
-            started_at=self._started_at,
-            stopped_at=time.time(),
-            fingerprint=self._fingerprint,
-            **TrialResult.of_failure(last.failure),
-            test_metric=last.test_metric,
-            contention=self._contention.reason if self._contention and is_timed else None,
-            lost_seconds=self._lost_seconds,
-            checkpoint_seconds=self._checkpoint_seconds_before + self._checkpoint_seconds,
-        )
+        return report

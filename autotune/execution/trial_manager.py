@@ -7,28 +7,26 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any
 
 from autotune.config.compose import Composed, Composer
 from autotune.config.schema import TrialConfig
-from autotune.contention import Contention
 from autotune.errors import AutotuneError, ClusterError, ConfigError, DataError, InvalidTrialError
 from autotune.execution.devices import Devices
+from autotune.execution.live_run import LiveRun
 from autotune.execution.task import (
     WORKER_ENDED,
     TrialTask,
     WorkerReport,
     report_of_end,
-    warn_of_worker,
     warn_once,
 )
 from autotune.failure import Failure, FailureKind
 from autotune.files import STATE_FILE
-from autotune.measurement import Evaluation, LearningCurve, TrialResult
+from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
 from autotune.reporting.study_files import StudyTables
 from autotune.reporting.terminal import StudyDisplay
@@ -54,73 +52,21 @@ class TrialStage(Enum):
     """Its state is written, and it has no worker."""
 
 
-@dataclass
-class _ManagedTrial:
+@dataclass(kw_only=True)
+class _ManagedTrial(LiveRun):
     trial: Trial
-    tracked: TrackedTrial
-    task: TrialTask
     stage: TrialStage
-    curve: LearningCurve = field(default_factory=LearningCurve)
-    fingerprint: Mapping[str, Any] = field(default_factory=dict)
-    started_at: float = 0.0
-    handed_out_at: float = 0.0
+    handed_out_at: float = field(default_factory=time.time)
     """Unix time at which the trial was handed to its current worker."""
-    reported_at: float = 0.0
-    """Unix time of the current worker's last report, or else of its start."""
     stored_at: float = field(default_factory=time.time)
     """Unix time at which evaluations were last stored."""
-    waits_since: float | None = None
+    waits_since: float | None = field(default_factory=time.time)
     """Unix time since which the trial waits for a worker, or at which its waiting was last told;
     None while it has one."""
-    contention: Contention | None = None
-    """Contention while the current worker trains the trial."""
-    contention_before: Contention | None = None
-    """Contention while earlier workers trained the trial, up to its last pause."""
-    num_evaluations_when_lost: int = 0
-    """Number of evaluations that had been made when the trial was last lost."""
-    lost_seconds: float = 0.0
-    """Seconds of training after the last state of a worker that was lost."""
-    checkpoint_seconds: float = 0.0
-    """Seconds that saving took, of the current worker."""
-    checkpoint_seconds_before: float = 0.0
-    """Seconds that saving took, of earlier workers."""
-    can_save: bool = False
-    """Whether a notice has the current worker save the trial."""
     pausable_at: float = 0.0
     """Unix time until which the trial is not paused, since it could not be saved."""
     is_tried_elsewhere: bool = False
     """Whether the trial continues on another device, since its own may be at fault."""
-
-    def result(self, outcome: Outcome, failure: Failure | None) -> TrialResult:
-        """What became of the trial, which ends now."""
-        contention = _total(self.contention_before, self.contention)
-        return TrialResult(
-            trial=self.trial.number,
-            values=self.trial.suggestion.values,
-            overrides=self.tracked.overrides,
-            seed=self.trial.seed,
-            outcome=outcome,
-            evaluations=self.curve.evaluations,
-            started_at=self.started_at or self.handed_out_at,
-            stopped_at=time.time(),
-            fingerprint=self.fingerprint,
-            **TrialResult.of_failure(failure),
-            cap_seconds=self.task.cap_seconds if math.isfinite(self.task.cap_seconds) else None,
-            contention=contention.reason if contention is not None and outcome.is_timed else None,
-            lost_seconds=self.lost_seconds,
-            checkpoint_seconds=self.checkpoint_seconds_before + self.checkpoint_seconds,
-        )
-
-    def rewind(self, earlier: Mapping[int, Evaluation]) -> bool:
-        """Take the evaluations that the trial continues from; whether later ones were lost."""
-        continued, last = LearningCurve(earlier), self.curve.last
-        if continued.num_evaluations == self.curve.num_evaluations:
-            return False
-        if last is not None:
-            kept_seconds = 0.0 if continued.last is None else continued.last.warm_seconds
-            self.lost_seconds += max(0.0, last.warm_seconds - kept_seconds)
-        self.curve = continued
-        return True
 
 
 @dataclass(kw_only=True, eq=False)
@@ -274,13 +220,12 @@ class TrialManager:
         """Note that a worker has begun or resumed a trial."""
         if (managed := self._trials.get(key)) is None:
             return
-        managed.handed_out_at = managed.reported_at = time.time()
-        managed.waits_since = None
-        managed.can_save = managed.task.config.training is None  # at its next step
+        is_first = not managed.started_at
+        managed.begun()
+        managed.handed_out_at, managed.waits_since = managed.reported_at, None
         self._devices.begun(managed.trial.suggestion)
         self._began_at = self._began_at or time.monotonic()
-        if not managed.started_at:
-            managed.started_at = managed.handed_out_at
+        if is_first:
             self.tracker.start(managed.tracked)
         for listener in self.listeners:
             listener.trial_started(managed.trial.number, managed.tracked.overrides)
@@ -292,14 +237,8 @@ class TrialManager:
             Whether the trial goes on, is paused or stops.
         """
         managed = self._trials[key]
-        managed.reported_at = time.time()
-        managed.checkpoint_seconds = report.checkpoint_seconds
-        managed.can_save = report.can_pause or managed.task.config.training is None
-        if report.earlier is not None and managed.rewind(report.earlier):
+        if managed.reported(report):
             self.policy.rewind(managed.trial.number, managed.curve)
-        managed.fingerprint = report.fingerprint or managed.fingerprint
-        managed.contention = report.contention or managed.contention
-        warn_of_worker(report)
         if report.unsaved is not None:
             line = report.unsaved.partition("\n")[0]
             logger.warning("%s: was not paused, and continues: %s", managed.tracked.name, line)
@@ -321,7 +260,7 @@ class TrialManager:
         if outcome is None and self._seconds_left <= 0:
             outcome = Outcome.STOPPED
         if outcome is None:
-            if self.has_notice() and (report.is_saved or not managed.can_save):
+            if self.has_notice() and managed.is_saved_by(report):
                 self.interrupted(key)
                 return Decision.STOP
             if decision is Decision.PAUSE:
@@ -434,9 +373,7 @@ class TrialManager:
             number=trial.number,
             is_resumed=stage is TrialStage.PAUSED,
         )
-        return _ManagedTrial(
-            trial, tracked, task, stage, handed_out_at=time.time(), waits_since=time.time()
-        )
+        return _ManagedTrial(trial=trial, tracked=tracked, task=task, stage=stage)
 
     def _budget_seconds(self) -> float:
         return max(1.0, self._seconds_left) + _GRACE_SECONDS
@@ -449,17 +386,12 @@ class TrialManager:
         for listener in self.listeners:
             listener.trial_paused(managed.trial.number)
 
-    def _leave_worker(self, managed: _ManagedTrial) -> None:
-        managed.contention_before = _total(managed.contention_before, managed.contention)
-        managed.checkpoint_seconds_before += managed.checkpoint_seconds
-        managed.contention, managed.checkpoint_seconds, managed.can_save = None, 0.0, False
-
     def paused(self, key: str) -> None:
         """Note that a trial's state is written, and that its worker takes another trial."""
         managed = self._trials.pop(key, None)
         if managed is None:
             return
-        self._leave_worker(managed)
+        managed.left_worker()
         managed.stage = TrialStage.PAUSED
         self._trials[managed.tracked.name] = managed
         if self.done is not None and not self.has_failed:
@@ -531,21 +463,15 @@ class TrialManager:
         """Have a trial whose worker is gone continue from its last state, unless that was done too
         often in vain, or it is the configuration's fault; whether it is.
         """
-        number, num_evaluations = managed.trial.number, managed.curve.num_evaluations
+        number = managed.trial.number
         most = 0 if failure is None else self._most_tries(managed, result, failure)
-        has_progressed = (
-            result.outcome is Outcome.LOST
-            and num_evaluations > managed.num_evaluations_when_lost + 1
-        )
+        has_progressed = result.outcome is Outcome.LOST and managed.has_progressed
         if not most or not self.policy.lost(number, most=most, has_progressed=has_progressed):
             managed.is_tried_elsewhere = False
             return False
         name = managed.tracked.name
         logger.info("%s: %s; it continues from its last state", name, result.error_line)
-        managed.num_evaluations_when_lost = num_evaluations
-        if managed.reported_at:
-            managed.lost_seconds += result.stopped_at - managed.reported_at
-        self._leave_worker(managed)
+        managed.lost_worker()
         self._store(managed)
         managed.stage = TrialStage.PAUSED
         self._trials[name] = managed
@@ -632,10 +558,6 @@ def _tracked(trial: Trial, composed: Composed) -> TrackedTrial:
         started_at=time.time(),
         retry_of=trial.retry_of,
     )
-
-
-def _total(before: Contention | None, now: Contention | None) -> Contention | None:
-    return before + now if before is not None and now is not None else now or before
 
 
 _MAX_IN_VAIN = 3

@@ -105,7 +105,7 @@ def test_a_run_whose_times_are_spoilt_is_made_again_if_it_is_short(
     make_task: MakeTask, train_seconds: float, num_runs: list[int]
 ) -> None:
     class Spoilt(FreshProcesses):
-        def _trained_once(self, run: Any) -> WorkerReport:
+        def _trained_once(self, run: Any, *_: Any) -> WorkerReport:
             made.append(train_seconds)
             last = WorkerReport(
                 evaluation=make_evaluation(train_seconds, outcome=Outcome.REACHED),
@@ -119,6 +119,7 @@ def test_a_run_whose_times_are_spoilt_is_made_again_if_it_is_short(
                 ),
             )
             run.reported(last)
+            run.curve.add(last.evaluation)
             return last
 
     processes = Spoilt(interrupt=Interrupt())
