@@ -217,11 +217,12 @@ def run_main(command: Callable[[Sequence[str]], int]) -> NoReturn:
 
     def end(number: int, frame: FrameType | None) -> None:
         if os.getpid() == process:
-            raise KeyboardInterrupt
+            is_notice = number in (signal.SIGUSR1, signal.SIGUSR2)
+            raise _NoticeInterrupt if is_notice else KeyboardInterrupt
         signal.signal(number, signal.SIG_DFL)  # in a process that was forked
         signal.raise_signal(number)
 
-    for number in ending_signals():
+    for number in ending_signals("SIGUSR1", "SIGUSR2"):
         if number is not signal.SIGINT:
             signal.signal(number, end)
     if hasattr(signal, "pthread_kill"):  # Windows has none
@@ -259,6 +260,10 @@ def ending_signals(*more: str) -> list[signal.Signals]:
         for number in numbers
         if number is signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN
     ]
+
+
+class _NoticeInterrupt(KeyboardInterrupt):
+    """A notice came before or after anything was trained."""
 
 
 class Interrupt(threading.Event):
@@ -355,9 +360,9 @@ def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str
     except AutotuneError as error:
         print(f"autotune: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print("autotune: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return EXIT_AGAIN if isinstance(error, _NoticeInterrupt) else EXIT_INTERRUPTED
 
 
 def _version() -> str:

@@ -140,7 +140,8 @@ class Heartbeat:
         self._head = (host.strip("[]"), int(port))
         node = ray._private.worker._global_node  # noqa: SLF001  # no public name
         self._processes = [each.process for some in node.all_processes.values() for each in some]
-        self._own = [child for child in psutil.Process().children() if child.name() in _NEEDED]
+        own = {child: child.name() for child in psutil.Process().children()}
+        self._own = {child: name for child, name in own.items() if name in _NEEDED}
         self._answered_at = time.monotonic()
         self._head_seconds = _HEAD_TIMEOUTS * config.connect_timeout_seconds
         self._accelerator_type = config.accelerator_type
@@ -159,9 +160,11 @@ class Heartbeat:
             for process in self._processes:
                 process.kill()
             return "the signal to this process has ended it"
-        for process in self._own:
-            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
-                return f"its {_NEEDED[process.name()]} has ended"
+        for process, name in self._own.items():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                    continue
+            return f"its {_NEEDED[name]} has ended"
         try:
             socket.create_connection(self._head, timeout=_ANSWER_SECONDS).close()
         except OSError as error:
