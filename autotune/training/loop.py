@@ -139,7 +139,7 @@ def _reported(
     """
     ranks = saver.run.ranks
     if not ranks.is_first:
-        while (asked := ranks.broadcast_from_first(None)) is _SAVE:
+        while (asked := ranks.broadcast_from_first(None)) == _SAVE:
             saver.save(num_steps)
         return bool(asked)
     with ranks.leading():

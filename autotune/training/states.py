@@ -11,7 +11,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -202,15 +202,11 @@ class TrainingStates:
     def _numbered(self) -> list[Path]:
         paths: list[Path] = []
         with contextlib.suppress(OSError):
-            paths = [path for path in (self.folder or Path()).iterdir() if path.name.isdigit()]
-        return sorted(paths, key=lambda path: -int(path.name)) if self.folder else []
+            found = () if self.folder is None else self.folder.iterdir()
+            paths = [path for path in found if path.name.isdigit()]
+        return sorted(paths, key=lambda path: -int(path.name))
 
 
 def _is_whole(folder: Path) -> bool:
     """Whether a state's last file was written."""
     return (folder / STATE_FILE).is_file()
-
-
-def kept_states(folder: Path) -> Iterator[Path]:
-    """The folders of whole states in a training's folder, in any order."""
-    yield from (path.parent for path in folder.glob(f"*/{STATE_FILE}"))

@@ -319,17 +319,28 @@ def test_what_keeps_pythons_lock_is_ended_by_a_timer(group: ProcessGroup, make_t
     assert "in hangs_in_c" in (last.error or "")
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("parallelism=ddp",),
+        *(
+            pytest.param((f"parallelism={name}", "optimizer=adamw"), marks=pytest.mark.slow)
+            for name in ("fsdp", "pipeline")
+        ),
+    ],
+)
 def test_a_paused_training_goes_on_in_another_process(
-    group: ProcessGroup, make_task: Any, tmp_path: Path
+    group: ProcessGroup, make_task: Any, tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
-    whole = numbers(reports_of(group, make_task()))
-    group.begin(make_task(state_folder=str(tmp_path / "state")))
+    whole = numbers(reports_of(group, make_task(*overrides)))
+    group.begin(make_task(*overrides, state_folder=str(tmp_path / "state")))
     first = group.next_report()
     assert first is not None
     assert first.can_pause
     group.keep()
     group.close()
-    resumed = make_task(state_folder=str(tmp_path / "state"), is_resumed=True)
+    resumed = make_task(*overrides, state_folder=str(tmp_path / "state"), is_resumed=True)
     assert numbers([first, *reports_of(group, resumed)]) == whole
 
 
