@@ -20,10 +20,11 @@ import numpy as np
 
 from autotune.config.compose import Composer
 from autotune.measurement import Evaluation, Target
+from autotune.policy import Start
 from autotune.recording import RecordedTrial, Recording
 from autotune.search.importances import time_effects
 from autotune.search.points import RandomTrial
-from autotune.search.scheduler import PointPlacement, Scheduler, Start
+from autotune.search.scheduler import PointPlacement, Scheduler
 from autotune.space import SearchSpace, Suggestion
 from benchmarks.measuring import circumstances, write_result
 from benchmarks.replay.replayed_policy import replayed_policy

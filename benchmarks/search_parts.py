@@ -23,10 +23,10 @@ from rich.table import Table
 
 from autotune.errors import AutotuneError
 from autotune.measurement import Evaluation
+from autotune.policy import Decision
 from autotune.recording import read_recording
 from autotune.search.freeze_thaw import FreezeThawSampler
 from autotune.search.samplers import quiet_optuna
-from autotune.search.stopping import Decision
 from benchmarks.measuring import circumstances, write_result
 from benchmarks.replay.simulation import replay
 from benchmarks.search import RECORDINGS_VARIABLE, one_thread_processes, recording_folders

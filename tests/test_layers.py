@@ -24,7 +24,7 @@ LAYERS = (
         "yaml_files",
         "mlflow_logs",
     ),
-    ("command_template", "objective", "confirm.race", "recording", "config", "workloads"),
+    ("command_template", "objective", "confirm.race", "recording", "config", "policy", "workloads"),
     ("training", "search", "tracking"),
     ("reporting",),
     ("execution",),

@@ -8,10 +8,10 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from autotune.config.build import build_partial, call
 from autotune.config.command_line import EXIT_AGAIN, Interrupt, interruptible
 from autotune.config.compose import Composed, Composer
 from autotune.config.schema import TrialConfig
-from autotune.confirm.runs import Lanes, Run, RunsInTurns
 from autotune.confirm.statistics import in_turns
+from autotune.confirm.turns import Turns, compiled_anew, num_side_by_side, quiet
 from autotune.errors import AutotuneError, ClusterError, ConfigError, StudyError, WorkerError
 from autotune.execution.cluster import RaySession, capabilities_of
 from autotune.execution.launcher import CHECK_TRAINING, Launcher, calling
@@ -30,9 +30,11 @@ from autotune.execution.live_study import say
 from autotune.execution.plan import TrainingPlan, defining
 from autotune.execution.settings import check_limits, study_name
 from autotune.execution.study_folder import log_file, shown_path, sole_user
+from autotune.execution.task import TrialTask
 from autotune.measurement import TrialResult
 from autotune.objective import check_measured
 from autotune.outcome import Outcome
+from autotune.policy import COMPARE, Run
 from autotune.redaction import without_secrets
 from autotune.reporting.comparison import (
     RESULTS,
@@ -47,7 +49,7 @@ from autotune.search.points import derived_seed
 from autotune.search.storage import JOURNAL, told_storage_errors
 from autotune.search.study import Study, confirmations, open_study, store_confirmation
 from autotune.space import Suggestion
-from autotune.tracking.tracker import FinishedRun, StudyEnd, TrackedTrial
+from autotune.tracking.tracker import FinishedRun, StudyEnd
 from autotune.tracking.writer import TrackerWriter
 from autotune.training.capabilities import versions
 from autotune.training.sources import train_missing_sources
@@ -85,26 +87,30 @@ class ComparisonPlan(Comparison, TrainingPlan):
 
     def run(self, index: int, number: int) -> Run:
         """The run of a configuration in a round, whose runs share a seed."""
-        each, name = self.configurations[index], f"{self.configurations[index].name}-{number}"
-        seed = derived_seed(self.config.study.seed, f"compare {number}")
-        config = each.composer.compose_suggestion(Suggestion({}), seed=seed).trial
+        each = self.configurations[index]
+        values = {"side": each.name, **each.composed.values_of(each.overrides)}
         return Run(
-            configuration=index,
-            number=number,
-            label=each.name,
-            num_runs=self.num_wanted,
-            task=self.task(name, config, score_test=True),
-            tracked=TrackedTrial(
-                name=name,
-                phase="compare",
-                trial=number,
-                values={"side": each.name, **each.composed.values_of(each.overrides)},
-                overrides=each.overrides,
-                make_config=config.as_dict,
-                seed=seed,
-                started_at=0.0,
-            ),
+            number=number * len(self.configurations) + index,
+            name=f"{each.name}-{number}",
+            suggestion=Suggestion(values),
+            overrides=each.overrides,
+            seed=derived_seed(self.config.study.seed, f"compare {number}"),
+            phase=COMPARE,
+            trial=number,
+            round=number,
+            may_have_begun=True,
         )
+
+    def configuration(self, run: Run) -> Candidate:
+        """The configuration that a run trains."""
+        return self.configurations[run.number % len(self.configurations)]
+
+    def run_task(self, run: Run, **fields: Any) -> TrialTask:
+        """The task of a worker that makes a run."""
+        composed = self.configuration(run).composer.compose_suggestion(
+            Suggestion({}), seed=run.seed
+        )
+        return self.task(run.name, composed.trial, score_test=True, **fields)
 
     def definition(self) -> dict[str, Any]:
         """Settings that must be equal for two commands to mean the same comparison, as plain
@@ -123,7 +129,7 @@ class ComparisonPlan(Comparison, TrainingPlan):
         """The runs that have ended, as a tracker knows them."""
         return [
             (
-                replace(self.run(index, number).tracked, started_at=result.started_at),
+                self._ended_run(self.run(index, number), result),
                 result,
                 score.score if score.reached else None,
             )
@@ -131,6 +137,12 @@ class ComparisonPlan(Comparison, TrainingPlan):
             for number, score in each.scores.items()
             for result in (each.runs[number],)
         ]
+
+    def _ended_run(self, run: Run, result: TrialResult) -> Run:
+        def make_config() -> dict[str, Any]:
+            return self.run_task(run).config.as_dict()
+
+        return replace(run, make_config=make_config, started_at=result.started_at)
 
     def settings(self) -> dict[str, object]:
         """What is compared and how, in a few words for people."""
@@ -432,38 +444,58 @@ def _make_runs(
         for each in configurations:
             size.check_holds(f"a run of {each.name}", *plan.placed(each.trial))
         tracker.wait()
-    display = RunsDisplay(console, plan.target, plan.scale, num_ended=plan.num_runs)
+    display = RunsDisplay(console, plan.target, plan.objective, num_ended=plan.num_runs)
+    display.num_runs = plan.num_wanted
     for line in describe_comparison(plan):
         display.note(line)
-    first_runs = [plan.run(index, 0) for index in range(len(configurations))]
-    lanes = Lanes.of([run.task for run in first_runs], plan.capabilities, size)
+    turns = list(in_turns(len(configurations), plan.num_seeds))
+    runs = [plan.run(*turn) for turn in turns]
+    display.labels = {run.number: plan.configuration(run).name for run in runs}
+    first_tasks = [plan.run_task(run) for run in runs[: len(configurations)]]
+    num_workers, _ = num_side_by_side(first_tasks, plan.capabilities, size)
+    left = [run for run in runs if run.round not in plan.configuration(run).runs]
+    units = [list(unit) for _, unit in itertools.groupby(left, key=attrgetter("round"))]
+    batches = [units[at : at + num_workers] for at in range(0, len(units), num_workers)]
 
-    def batches() -> Iterator[list[list[Run]]]:
-        turns = in_turns(len(configurations), plan.num_seeds)
-        left = [turn for turn in turns if turn[1] not in configurations[turn[0]].runs]
-        rounds = [list(unit) for _, unit in itertools.groupby(left, key=itemgetter(1))]
-        for first in range(0, len(rounds), lanes.number):
-            batch = rounds[first : first + lanes.number]
-            yield [[plan.run(*turn) for turn in unit] for unit in batch]
-
-    def on_end(run: Run, result: TrialResult) -> None:
-        each = configurations[run.configuration]
-        store_confirmation(study, run.configuration, run.number, result)
-        each.runs[run.number] = result
+    def on_end(run: Run, result: TrialResult) -> float | None:
+        each = plan.configuration(run)
+        store_confirmation(study, configurations.index(each), run.round, result)
+        each.runs[run.round] = result
         plan.write()
         check_failures(each, plan.config.search.max_errors_in_a_row)
+        return plan.objective.score(result) if result.outcome is Outcome.REACHED else None
 
-    in_fresh_processes = RunsInTurns(
-        plan=plan,
-        connection=connection,
-        tracker=tracker,
-        display=display,
-        interrupt=interrupt,
-        launcher=launcher,
-    )
-    make = partial(in_fresh_processes.make, batches(), lanes=lanes, on_end=on_end)
-    with display.status, plan.saved_on_notice(interrupt):
-        connection.run(make, interrupt)
+    def make_runs() -> None:
+        from autotune.execution import ray_tune  # noqa: PLC0415  # imports ray
+
+        trials = ray_tune.trial_manager(
+            plan,
+            connection,
+            Turns(batches, on_end),
+            interrupt=interrupt,
+            note=display.note,
+            tracker=tracker,
+            listeners=(display,),
+            make_task=lambda run: anew(plan.run_task(run, launcher=launcher and launcher.address)),
+            time_budget_seconds=None,
+            max_concurrent_trials=num_workers,
+        )
+        ray_tune.make_runs(
+            iter([trials]),
+            folder=plan.folder / ".ray",
+            interrupt=interrupt,
+            check_ray=connection.check,
+        )
+        if (error := trials.refusal or trials.policy.error) is not None:
+            raise error
+
+    with (
+        compiled_anew(plan.folder) as anew,
+        quiet(tracker, plan, first_tasks),
+        display.status,
+        plan.saved_on_notice(interrupt),
+    ):
+        connection.run(make_runs, interrupt)
 
 
 def check_failures(configuration: Compared, max_errors_in_a_row: int) -> None:

@@ -24,6 +24,7 @@ from autotune.execution.trial_folder import RUNS_FOLDER, delete_files, run_names
 from autotune.files import FORMAT, FORMAT_KEY, replace_file
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
+from autotune.policy import CONFIRM, SEARCH, Run, confirmation_name, search_name
 from autotune.redaction import without_secrets
 from autotune.reporting.terminal import StudyDisplay
 from autotune.search.samplers import PausingSampler
@@ -38,13 +39,7 @@ from autotune.search.study import (
 )
 from autotune.search.warm_start import first_points
 from autotune.space import Suggestion
-from autotune.tracking.tracker import (
-    FinishedRun,
-    StudyInfo,
-    TrackedTrial,
-    confirmation_name,
-    search_name,
-)
+from autotune.tracking.tracker import FinishedRun, StudyInfo
 from autotune.tracking.writer import TrackerWriter
 
 
@@ -267,33 +262,6 @@ def say(console: Console, line: str, style: str | None = None) -> None:
     console.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True, style=style)
 
 
-def tracked_run(
-    plan: StudyPlan,
-    name: str,
-    phase: str,
-    *,
-    trial: int,
-    suggestion: Suggestion,
-    seed: int,
-    started_at: float = 0.0,
-) -> TrackedTrial:
-    """The record by which a tracker knows one run of a study."""
-
-    def make_config() -> Mapping[str, object]:
-        return plan.composer.compose_suggestion(suggestion, seed=seed).trial.as_dict()
-
-    return TrackedTrial(
-        name=name,
-        phase=phase,
-        trial=trial,
-        values=suggestion.values,
-        overrides=tuple(suggestion.as_overrides()),
-        make_config=make_config,
-        seed=seed,
-        started_at=started_at,
-    )
-
-
 def busy_seconds(results: Sequence[TrialResult]) -> float:
     """Wall seconds during which at least one of the runs was under way."""
     total, until = 0.0, float("-inf")
@@ -323,29 +291,40 @@ def _policy(plan: StudyPlan, study: Study, sampler: PausingSampler | None) -> Sc
 
 def _ended_runs(plan: StudyPlan, study: Study, policy: Scheduler) -> list[FinishedRun]:
     """The runs in a study's storage that have ended."""
-    runs = [
-        *((search_name(number), "search", run) for number, run in sorted(policy.results.items())),
+    ended = [
+        *((search_name(number), SEARCH, run) for number, run in sorted(policy.results.items())),
         *(
-            (confirmation_name(*key), "confirm", run)
+            (confirmation_name(*key), CONFIRM, run)
             for key, run in sorted(confirmations(study).items())
         ),
     ]
     return [
         (
-            tracked_run(
-                plan,
-                name,
-                phase,
-                trial=run.trial,
-                suggestion=Suggestion(run.values),
-                seed=run.seed,
-                started_at=run.started_at,
-            ),
-            run,
-            plan.objective.score(run) if run.outcome is Outcome.REACHED else None,
+            _ended_run(plan, name, phase, result),
+            result,
+            plan.objective.score(result) if result.outcome is Outcome.REACHED else None,
         )
-        for name, phase, run in runs
+        for name, phase, result in ended
     ]
+
+
+def _ended_run(plan: StudyPlan, name: str, phase: str, result: TrialResult) -> Run:
+    suggestion = Suggestion(result.values)
+
+    def make_config() -> Mapping[str, object]:
+        return plan.composer.compose_suggestion(suggestion, seed=result.seed).trial.as_dict()
+
+    return Run(
+        number=result.trial,
+        name=name,
+        phase=phase,
+        trial=result.trial,
+        suggestion=suggestion,
+        overrides=tuple(suggestion.as_overrides()),
+        make_config=make_config,
+        seed=result.seed,
+        started_at=result.started_at,
+    )
 
 
 def _tracker_info(plan: StudyPlan, launcher: Launcher | None, *, is_resumed: bool) -> StudyInfo:

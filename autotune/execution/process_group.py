@@ -115,7 +115,7 @@ class ProcessGroup:
 
     def begin(self, task: TrialTask) -> None:
         """Begin a training in processes that are ready for it."""
-        if task.config.training is not None or task.num_workers != len(self._processes):
+        if task.needs_fresh_processes or task.num_workers != len(self._processes):
             self._end_processes()
         while len(self._processes) < task.num_workers:
             self._processes.append(self._started(task, len(self._processes)))
@@ -155,7 +155,7 @@ class ProcessGroup:
             self._end_processes()
             report = failure
         if report.outcome is not None:
-            needs_fresh = self._task.config.training is not None
+            needs_fresh = self._task.needs_fresh_processes
             self.end()
             if report.outcome.needs_new_worker or needs_fresh:
                 self._end_processes()

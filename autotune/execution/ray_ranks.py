@@ -1,25 +1,20 @@
 """Processes of ranks whose resources Ray has reserved, on this machine and on others."""
 
-import contextlib
 import os
-import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from autotune.errors import AutotuneError, ClusterError, FileError, StateError
+from autotune.errors import AutotuneError, FileError, StateError
 from autotune.execution.launcher import Launcher, TrainingProcess
-from autotune.execution.process_group import POLL_SECONDS, ProcessGroup
+from autotune.execution.process_group import ProcessGroup
 from autotune.execution.task import (
     ACCELERATOR,
     ProcessExited,
     TrialTask,
-    WorkerReport,
-    report_of_end,
 )
 from autotune.failure import FailureKind, kind_of_text
 from autotune.training.capabilities import visible_devices_environment
@@ -29,10 +24,6 @@ _ACCELERATOR_AMOUNT = 0.001
 asks, so that a thousand workers can share."""
 _END_SECONDS = 10.0
 """Seconds that a rank on another machine may take to end."""
-_TELL_SECONDS = 30.0
-"""Seconds for which a worker waits to start until that is told, and told again."""
-_SHORT_SECONDS = 300.0
-"""Seconds for which the cluster may lack the machines that a worker needs."""
 
 
 def bundles(task: TrialTask) -> list[dict[str, float]]:
@@ -59,72 +50,6 @@ def ray_process_group(task: TrialTask) -> ProcessGroup:
         host=ray.util.get_node_ip_address(),
         start_elsewhere=_RemoteRank if is_spread else None,
     )
-
-
-class _FreshWorker:
-    """A Ray actor that runs a training in new processes."""
-
-    def ready(self) -> None:
-        """Return once the actor has started."""
-
-    def train(self, task: TrialTask) -> Iterator[WorkerReport]:
-        """Yield all reports of a training."""
-        yield from ray_process_group(task).train(task)
-
-
-@contextlib.contextmanager
-def fresh_worker(
-    task: TrialTask,
-    is_interrupted: Callable[[], bool],
-    shortage: Callable[[TrialTask], str | None],
-) -> Iterator[Callable[..., Generator[WorkerReport, None, None]]]:
-    """Context with a new Ray worker for one training; yields what ``ProcessGroup.train`` is there.
-
-    It waits for the worker as long as the cluster is busy.
-
-    Args:
-        shortage: called now and then while the worker waits to start; tells that, and returns why
-            it can never start, None if it can.
-
-    Raises:
-        ClusterError: the cluster has had no machines for the worker for minutes.
-    """
-    group = placement_group(bundles(task), strategy=task.placement)
-    worker = _start_actor(_FreshWorker, task, group, rank=0)
-    ready, short_since = worker.ready.remote(), None
-    tell_at = time.monotonic() + _TELL_SECONDS
-    try:
-        while not ray.wait([ready], timeout=POLL_SECONDS)[0] and not is_interrupted():
-            if (now := time.monotonic()) < tell_at:
-                continue
-            tell_at, why = now + _TELL_SECONDS, shortage(task)
-            short_since = None if why is None else short_since or now
-            if short_since is not None and now - short_since >= _SHORT_SECONDS:
-                raise ClusterError(f"cluster: {task.name} cannot start: {why}")
-        yield partial(_reports_of, worker)
-    finally:
-        ray.kill(worker)
-        remove_placement_group(group)
-
-
-def _reports_of(
-    worker: Any, task: TrialTask, is_interrupted: Callable[[], bool]
-) -> Generator[WorkerReport, None, None]:
-    reported_at = time.time()
-    stream = worker.train.options(num_returns="streaming").remote(task)
-    try:
-        while True:
-            while not ray.wait([stream], timeout=POLL_SECONDS)[0]:
-                if is_interrupted():
-                    return
-            report: WorkerReport = ray.get(next(stream))
-            reported_at = time.time()
-            yield report
-            if report.outcome is not None:
-                return
-    except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
-        seconds, kind = time.time() - reported_at, kind_of_death(error)
-        yield report_of_end(task, seconds=seconds, reason=str(error), kind=kind)
 
 
 def kind_of_death(error: Exception | None) -> FailureKind:

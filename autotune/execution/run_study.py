@@ -8,38 +8,35 @@ stopped.
 import logging
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, closing
 
 from rich.console import Console
 
 from autotune.config.command_line import EXIT_WORKER_ERROR
-from autotune.config.schema import TrialConfig
 from autotune.confirm.confirmation import Confirmation, conclude, confirmation_seed
 from autotune.confirm.race import RaceState
-from autotune.confirm.runs import Lanes, Run, RunsInTurns
+from autotune.confirm.turns import Turns, compiled_anew, num_side_by_side, quiet
 from autotune.errors import ClusterError
 from autotune.execution.cluster import ClusterSize, RaySession
 from autotune.execution.conclusion import conclude_study, import_for_conclusion
+from autotune.execution.devices import Devices
 from autotune.execution.exported import keep_first_weights, run_weights_path
 from autotune.execution.launcher import Launcher
-from autotune.execution.live_study import (
-    LiveStudy,
-    opened,
-    say,
-    tracked_run,
-)
+from autotune.execution.live_study import LiveStudy, opened, say
 from autotune.execution.plan import StudyPlan
 from autotune.execution.task import TrialTask
+from autotune.execution.trial_manager import TrialManager
 from autotune.files import make_folder
 from autotune.measurement import TrialResult
+from autotune.outcome import Outcome
+from autotune.policy import CONFIRM, Done, Run, confirmation_name
 from autotune.reporting.runs_terminal import RunsDisplay
 from autotune.reporting.study_files import StudyTables
 from autotune.search.outlook import NUM_AHEAD
 from autotune.search.points import num_points
-from autotune.search.scheduler import Done
 from autotune.search.study import confirmations, store_confirmation
-from autotune.tracking.tracker import StudyEnd, confirmation_name
+from autotune.tracking.tracker import StudyEnd
 
 logger = logging.getLogger(__name__)
 
@@ -75,8 +72,6 @@ def run_study(
         try:
             confirmation = _search_and_confirm(live)
             if not live.interrupt.is_set():
-                if live.policy.error is not None:
-                    raise live.policy.error
                 return conclude_study(live, confirmation)
         except ClusterError as error:
             if not connection.is_lost:
@@ -117,8 +112,7 @@ def _search_and_confirm(live: LiveStudy) -> Confirmation | None:
 
     Return early, with None, once the study is interrupted.
     """
-    plan, policy = live.plan, live.policy
-    connection, interrupt = live.connection, live.interrupt
+    plan, connection, interrupt = live.plan, live.connection, live.interrupt
     if not live.is_work_left:
         return _conclude_stored(live)
     connection.start()
@@ -126,40 +120,70 @@ def _search_and_confirm(live: LiveStudy) -> Confirmation | None:
         with live.console.status("starting Ray") as status:
             if plan.config.cluster.is_local:  # else Ray must first know whether it needs a token
                 # imports ray.tune while Ray starts
-                import autotune.execution.search  # noqa: F401, PLC0415
+                import autotune.execution.ray_tune  # noqa: F401, PLC0415
 
             size = connection.size(interrupt)
             if not plan.may_grow:
                 size.check_holds("a trial", *plan.placed(plan.trial))
             status.update("opening the tracker, which gets what it lacks of earlier trials")
             live.tracker.wait()  # raises the tracker's errors before anything is trained
-        with live.display, plan.saved_on_notice(interrupt):
-            for line in plan.device_lines(plan.trial):
-                live.display.note(f"device: {line}")
-            for line in plan.dropped:
-                live.display.note(f"left out of the search space: {line}")
-            for study in plan.earlier:
-                live.display.note(f"warm start: {study.summary}")
-            if live.has_search and not interrupt.is_set():
-                connection.run(lambda: _search(live, size), interrupt)
-        if interrupt.is_set() or policy.error is not None or not live.needs_confirmation:
+        with ExitStack() as shown, plan.saved_on_notice(interrupt):
+            phases = _phases(live, size, shown)
+            connection.run(lambda: _make_runs(live, phases), interrupt)
+        if interrupt.is_set():
             return None
-        num_cpus, num_gpus = plan.resources(plan.trial)
-        if num_gpus or num_cpus < plan.capabilities.num_cpus:  # the runs leave a CPU idle
-            threading.Thread(target=import_for_conclusion, name="import", daemon=True).start()
-        with plan.saved_on_notice(interrupt):
-            connection.run(lambda: _confirm(live, size), interrupt)
     finally:
         if not connection.is_lost:  # otherwise it is closed last: what Ray does then is uncertain
             connection.close()
     return _conclude_stored(live)
 
 
-def _search(live: LiveStudy, size: ClusterSize) -> None:
-    from autotune.execution import search, trial_manager  # noqa: PLC0415  # imports ray
+def _make_runs(live: LiveStudy, phases: Generator[TrialManager, None, None]) -> None:
+    from autotune.execution import ray_tune  # noqa: PLC0415  # imports ray
+
+    with closing(phases):
+        last = ray_tune.make_runs(
+            phases,
+            folder=live.plan.folder / ".ray",
+            interrupt=live.interrupt,
+            check_ray=live.connection.check,
+        )
+    if (error := last.refusal or last.policy.error) is not None:
+        raise error
+
+
+def _phases(
+    live: LiveStudy, size: ClusterSize, shown: ExitStack
+) -> Generator[TrialManager, None, None]:
+    """Yield the trial manager of the search, and then that of the confirmation, as far as there is
+    something left of each.
+
+    Args:
+        shown: holds the display of the phase.
+    """
+    devices = Devices()
+    if live.has_search:
+        shown.enter_context(live.display)
+        yield from _search(live, devices)
+        shown.close()
+    if live.needs_confirmation and live.race_state().pending:
+        num_cpus, num_gpus = live.plan.resources(live.plan.trial)
+        if num_gpus or num_cpus < live.plan.capabilities.num_cpus:  # the runs leave a CPU idle
+            threading.Thread(target=import_for_conclusion, name="import", daemon=True).start()
+        yield from _confirm(live, size, devices, shown)
+
+
+def _search(live: LiveStudy, devices: Devices) -> Iterator[TrialManager]:
+    """Yield the trial manager of the search, and conclude the search once that has finished."""
+    from autotune.execution import ray_tune  # noqa: PLC0415  # imports ray
 
     plan, policy = live.plan.for_search(), live.policy
-    size = size.split(plan.trials_per_gpu)
+    for line in plan.device_lines(plan.trial):
+        live.display.note(f"device: {line}")
+    for line in plan.dropped:
+        live.display.note(f"left out of the search space: {line}")
+    for study in plan.earlier:
+        live.display.note(f"warm start: {study.summary}")
     tables = StudyTables(
         plan.folder,
         plan.space,
@@ -168,51 +192,31 @@ def _search(live: LiveStudy, size: ClusterSize) -> None:
         plan.score_format.unit,
     )
 
-    def size_now() -> ClusterSize:
-        return live.connection.size_now().split(plan.trials_per_gpu)
+    def make_task(run: Run) -> TrialTask:
+        config = plan.composer.compose_suggestion(run.suggestion, seed=run.seed).trial
+        launcher = live.launcher and live.launcher.address
+        return plan.task(run.name, config, number=run.number, launcher=launcher)
 
-    def has_room(tasks: Sequence[TrialTask]) -> bool:
-        if not tasks:
-            return True
-        return plan.may_grow or size_now().has_room(tasks, *plan.resources(plan.trial))
-
-    def unsuitable(config: TrialConfig) -> str | None:
-        shortage = None if plan.may_grow else size.shortage(*plan.placed(config))
-        return plan.unsuitable(config) or shortage
-
-    def tell_of_waiting(task: TrialTask) -> None:
-        if (shortage := size_now().shortage(*plan.placed(task.config))) is not None:
-            live.display.note(f"{task.name} waits for machines: {shortage}")
-
-    trials = trial_manager.TrialManager(
-        policy=policy,
-        composer=plan.composer,
+    trials = ray_tune.trial_manager(
+        plan,
+        live.connection,
+        policy,
+        interrupt=live.interrupt,
+        note=live.display.note,
         tracker=live.tracker,
         listeners=(tables, live.display),
-        make_task=partial(plan.task, launcher=live.launcher and live.launcher.address),
-        has_room=has_room,
-        state_folder=plan.state_folder,
-        max_retries=plan.config.search.max_retries,
-        max_retakes=plan.config.search.max_retakes,
+        make_task=make_task,
         time_budget_seconds=live.seconds_left,
-        unsuitable=unsuitable,
         max_concurrent_trials=plan.config.search.max_concurrent_trials,
-        on_waiting=tell_of_waiting,
-        has_notice=live.interrupt.notice.is_set,
         on_end=live.delete_leftovers,
+        devices=devices,
     )
-    search.run_search(
-        trials,
-        folder=plan.folder / ".ray",
-        interrupt=live.interrupt,
-        check_ray=live.connection.check,
-    )
-    _tell_why_it_ends(live, trials.done)
-    if trials.is_finished:  # otherwise the states of paused trials are still needed
-        for folder in plan.state_folder("").glob("trial-*"):
-            shutil.rmtree(folder, ignore_errors=True)
-    if trials.refusal is not None:
-        raise trials.refusal
+    try:
+        yield trials
+    finally:
+        _tell_why_it_ends(live, trials.done)
+    for folder in plan.state_folder("").glob("trial-*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _tell_why_it_ends(live: LiveStudy, done: Done | None) -> None:
@@ -233,66 +237,84 @@ def _tell_why_it_ends(live: LiveStudy, done: Done | None) -> None:
         )
 
 
-def _confirm(live: LiveStudy, size: ClusterSize) -> None:
-    """Make the confirmation runs that the study still lacks."""
+def _confirm(
+    live: LiveStudy, size: ClusterSize, devices: Devices, shown: ExitStack
+) -> Iterator[TrialManager]:
+    """Yield the trial manager of the confirmation runs that the study still lacks."""
+    from autotune.execution import ray_tune  # noqa: PLC0415  # imports ray
+
     plan, race = live.plan, live.planned_race()
     configurations = {each.trial: each for each in race.configurations}
+    order = list(configurations)
     make_folder(run_weights_path(plan.folder, "").parent)
-
-    def run(now: RaceState, trial: int, race_round: int) -> Run:
-        configuration, number = configurations[trial], race_round + race.first_round
-        suggestion, name = configuration.suggestion, confirmation_name(trial, number)
-        seed = confirmation_seed(plan.config.study.seed, number)
-        phase = "choosing" if now.winner is None and len(configurations) > 1 else "claim"
-        task = plan.task(
-            name,
-            plan.composer.compose_suggestion(suggestion, seed=seed).trial,
-            number=trial,
-            score_test=True,
-            weights_path=str(run_weights_path(plan.folder, name)),
-        )
-        return Run(
-            configuration=trial,
-            number=number,
-            label=f"{configuration.label} ({phase})",
-            num_runs=now.num_runs,
-            task=task,
-            tracked=tracked_run(
-                plan, name, "confirm", trial=trial, suggestion=suggestion, seed=seed
-            ),
-        )
-
-    first_runs = [run(live.race_state(), trial, 0) for trial in configurations]
-    lanes = Lanes.of([first.task for first in first_runs], plan.capabilities, size)
-
-    def batches() -> Iterator[list[list[Run]]]:
-        while (now := live.race_state()).pending:
-            goes_side_by_side = lanes.are_alike or now.claim_rounds
-            for_lanes = now.batch(lanes.number if goes_side_by_side else 1)
-            yield [[run(now, *key) for key in unit] for unit in for_lanes]
-
-    def on_end(run: Run, result: TrialResult) -> None:
-        store_confirmation(live.study, run.configuration, run.number, result)
-        keep_first_weights(plan.folder, run.tracked.name, result)
-        live.delete_leftovers(race.runs(confirmations(live.study)))
-
     display = RunsDisplay(
         live.console,
         plan.trial.target,
-        plan.score_format,
+        plan.objective,
         noun="confirmation run",
         num_ended=len(race.runs(confirmations(live.study))),
     )
     display.note(f"confirmation runs of {', '.join(each.label for each in race.configurations)}")
-    with display.status:
-        RunsInTurns(
-            plan=plan,
-            connection=live.connection,
-            tracker=live.tracker,
-            display=display,
+
+    def run(now: RaceState, trial: int, race_round: int) -> Run:
+        configuration, number = configurations[trial], race_round + race.first_round
+        phase = "choosing" if now.winner is None and len(configurations) > 1 else "claim"
+        key = number * len(order) + order.index(trial)
+        display.labels[key] = f"{configuration.label} ({phase})"
+        return Run(
+            number=key,
+            name=confirmation_name(trial, number),
+            suggestion=configuration.suggestion,
+            overrides=tuple(configuration.suggestion.as_overrides()),
+            seed=confirmation_seed(plan.config.study.seed, number),
+            phase=CONFIRM,
+            trial=trial,
+            round=number,
+            may_have_begun=True,
+        )
+
+    def make_task(run: Run) -> TrialTask:
+        return plan.task(
+            run.name,
+            plan.composer.compose_suggestion(run.suggestion, seed=run.seed).trial,
+            number=run.trial,
+            score_test=True,
+            weights_path=str(run_weights_path(plan.folder, run.name)),
+            launcher=live.launcher and live.launcher.address,
+        )
+
+    first_runs = [run(live.race_state(), trial, 0) for trial in configurations]
+    first_tasks = [make_task(first) for first in first_runs]
+    num_workers, are_alike = num_side_by_side(first_tasks, plan.capabilities, size)
+
+    def batches() -> Iterator[list[list[Run]]]:
+        while (now := live.race_state()).pending:
+            display.num_runs = now.num_runs
+            units = now.batch(num_workers if are_alike or now.claim_rounds else 1)
+            yield [[run(now, *key) for key in unit] for unit in units]
+
+    def on_end(run: Run, result: TrialResult) -> float | None:
+        store_confirmation(live.study, run.trial, run.round, result)
+        keep_first_weights(plan.folder, run.name, result)
+        live.delete_leftovers(race.runs(confirmations(live.study)))
+        return plan.objective.score(result) if result.outcome is Outcome.REACHED else None
+
+    with compiled_anew(plan.folder) as anew:
+        shown.enter_context(display.status)
+        shown.enter_context(quiet(live.tracker, plan, first_tasks))
+        yield ray_tune.trial_manager(
+            plan,
+            live.connection,
+            Turns(batches(), on_end),
             interrupt=live.interrupt,
-            launcher=live.launcher,
-        ).make(batches(), lanes=lanes, on_end=on_end)
+            note=display.note,
+            tracker=live.tracker,
+            listeners=(display,),
+            make_task=lambda run: anew(make_task(run)),
+            time_budget_seconds=None,
+            max_concurrent_trials=num_workers,
+            devices=devices,
+        )
 
 
 def _conclude_stored(live: LiveStudy) -> Confirmation | None:

@@ -80,6 +80,8 @@ class TrialTask:
     None if it logs where it says."""
     compiled_folder: str | None = None
     """Folder for compiled code in place of the machine's own, if the worker's machine has it."""
+    is_fresh: bool = False
+    """Whether processes that have never trained make the run, and end with it."""
     score_test: bool = False
     weights_path: str | None = None
     """File for the weights at the end, if the worker's machine has its folder; a training
@@ -110,6 +112,13 @@ class TrialTask:
     def num_workers(self) -> int:
         """Number of processes that train together."""
         return self.config.num_processes
+
+    @property
+    def needs_fresh_processes(self) -> bool:
+        """Whether no process may have trained before: a user's function may leave anything behind
+        in its process.
+        """
+        return self.is_fresh or self.config.training is not None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 comparison.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from statistics import fmean
@@ -11,14 +11,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autotune.confirm.statistics import RunScore
 from autotune.measurement import Evaluation, Target, TrialResult, differing_devices
+from autotune.objective import Objective
 from autotune.reporting.comparison import Compared, Comparison, step_seconds, verdict
 from autotune.reporting.scores import (
-    ScoreFormat,
     format_expected,
     format_seconds,
     measured_ratio,
+    run_score,
+    score_format_of,
 )
 from autotune.reporting.terminal import (
     Pace,
@@ -45,14 +46,17 @@ class RunsDisplay:
         self,
         console: Console,
         target: Target,
-        scale: ScoreFormat,
+        objective: Objective,
         *,
         noun: str = "run",
         num_ended: int = 0,
     ) -> None:
-        self._console, self._target, self._scale = console, target, scale
+        self._console, self._target, self._objective = console, target, objective
         self._noun, self._num_ended, self._num_before = noun, num_ended, num_ended
-        self._num_runs: int | None = None
+        self.num_runs: int | None = None
+        """Number of runs that will be made altogether; None where that is not known."""
+        self.labels: dict[int, str] = {}
+        """What each run is called, by its number."""
         self._pace = Pace(target.max_train_seconds)
         self._running: dict[str, Evaluation | None] = {}
         self.status = self._shown()
@@ -70,8 +74,8 @@ class RunsDisplay:
 
     def _standing(self) -> str:
         """How the runs stand, in a line."""
-        of_all = "" if self._num_runs is None else f" of {self._num_runs}"
-        to_make = None if self._num_runs is None else self._num_runs - self._num_before
+        of_all = "" if self.num_runs is None else f" of {self.num_runs}"
+        to_make = None if self.num_runs is None else self.num_runs - self._num_before
         elapsed = format_rough(self._pace.elapsed_seconds)
         parts = [
             f"{self._num_ended}{of_all} {self._noun}s made, elapsed {elapsed} with them",
@@ -80,26 +84,36 @@ class RunsDisplay:
         told = words_of_running(self._running.copy(), self._target)
         return f"{', '.join(filter(None, parts))}{told or '; starting new processes'}"
 
-    def started(self, label: str) -> None:
-        """Show that a run begins."""
-        self._running[label] = None
-        self._pace.started(label)
+    def trial_started(self, number: int, overrides: Sequence[str]) -> None:
+        """Show that a run begins, or continues."""
+        self._running[self.labels[number]] = None
+        self._pace.started(self.labels[number])
 
-    def evaluated(self, label: str, evaluation: Evaluation) -> None:
+    def evaluated(self, number: int, evaluation: Evaluation) -> None:
         """Show the latest evaluation of a run."""
-        self._running[label] = evaluation
-        self._pace.trained(label, evaluation.train_seconds)
+        self._running[self.labels[number]] = evaluation
+        self._pace.trained(self.labels[number], evaluation.train_seconds)
 
-    def ended(self, label: str, num_runs: int, result: TrialResult, score: RunScore) -> None:
-        """Print the line of a run that ended, out of ``num_runs``."""
-        self._num_ended, self._num_runs = self._num_ended + 1, num_runs
-        last, seconds = result.last, step_seconds(result)
+    def trial_paused(self, number: int) -> None:
+        """Take a run out that has left its worker."""
+        self._running.pop(self.labels[number], None)
+
+    def trial_withdrawn(self, result: TrialResult) -> None:
+        """Take a run out that continues elsewhere, or is made again, which the log tells."""
+        self._running.pop(self.labels[result.trial], None)
+        self._pace.withdrawn(self.labels[result.trial])
+
+    def trial_finished(self, result: TrialResult, score: float | None) -> None:
+        """Print the line of a run that ended."""
+        label, last, seconds = self.labels[result.trial], result.last, step_seconds(result)
+        self._num_ended += 1
         self._running.pop(label, None)
         self._pace.ended(label, last.train_seconds if last is not None else 0.0)
+        known, scale = run_score(result, self._objective).score, score_format_of(self._objective)
         parts = [
-            f"{self._noun} {self._num_ended} of {num_runs}",
+            f"{self._noun} {self._num_ended} of {self.num_runs}",
             label,
-            *words_of_result(result, score.score, self._target, self._scale),
+            *words_of_result(result, known, self._target, scale),
             last and f"{last.step} steps",
             seconds and f"{format_step(seconds)} a step",
             result.error_line,

@@ -26,11 +26,11 @@ import numpy as np
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import BoundedObjective, Objective
+from autotune.policy import Decision
 from autotune.search.curve_model import use_one_thread
 from autotune.search.gain_model import GainModel
 from autotune.search.points import Candidates, derived_seed
 from autotune.search.samplers import PausingSampler
-from autotune.search.stopping import Decision
 from autotune.search.trial_history import KnownTrial, TrialHistory
 from autotune.search.warm_start import EarlierStudy, WarmStart
 from autotune.space import SearchSpace, Suggestion

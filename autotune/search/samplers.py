@@ -13,7 +13,7 @@ from autotune.config.build import accepted_arguments, build_partial, call
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import Objective
-from autotune.search.stopping import Decision
+from autotune.policy import Decision
 from autotune.search.warm_start import EarlierStudy
 from autotune.space import SearchSpace, Suggestion
 

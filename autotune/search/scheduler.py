@@ -8,7 +8,7 @@ the same study continues where the earlier one stopped.
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol
 
 import numpy as np
 import optuna
@@ -17,11 +17,12 @@ from autotune.errors import AutotuneError, ConfigError, WorkerError
 from autotune.measurement import Evaluation, LearningCurve, Target, TrialResult
 from autotune.objective import Objective, device_of, unmeasured
 from autotune.outcome import Outcome
+from autotune.policy import Answer, Decision, Done, Policy, Resume, Run, Start, Wait, search_name
 from autotune.search.expected_scores import running_times
 from autotune.search.outlook import NUM_AHEAD, Outlook, outlook
 from autotune.search.points import Candidates, derived_seed
 from autotune.search.samplers import PausingSampler, reads_no_reports
-from autotune.search.stopping import Decision, StoppingRule
+from autotune.search.stopping import StoppingRule
 from autotune.search.storage import is_any_waiting, written_together
 from autotune.search.study import (
     BASELINE,
@@ -45,55 +46,6 @@ from autotune.search.study import (
     unfinished_trials,
 )
 from autotune.space import SearchSpace, Suggestion
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """One trial from its suggestion to its end: its point, seed and cap."""
-
-    number: int
-    suggestion: Suggestion
-    seed: int
-    cap_seconds: float
-    """Warm seconds after which the trial cannot win; infinite without a cap."""
-    is_baseline: bool
-    """Whether the trial trains the baseline: the experiment's configuration with no parameter
-    varied."""
-    retry_of: int | None = None
-    """Number of the trial of the same point whose times were spoilt, which this trial repeats."""
-
-
-@dataclass(frozen=True)
-class Start:
-    """Train a new trial."""
-
-    trial: Trial
-
-
-@dataclass(frozen=True)
-class Resume:
-    """Continue a paused trial."""
-
-    trial: Trial
-
-
-@dataclass(frozen=True)
-class Wait:
-    """Nothing to train until a running trial reports or ends."""
-
-
-@dataclass(frozen=True)
-class Done:
-    """The search has ended: no trial runs, and none will be started or resumed. With an error,
-    running trials are stopped at their next report.
-    """
-
-    reason: Literal["budget", "exhausted", "not worth", "error"]
-    """``exhausted``: every point of the space was tried; ``not worth``: further trials cost more
-    than they save; ``error``: see ``Scheduler.error``."""
-
-
-Answer: TypeAlias = Start | Resume | Wait | Done
 
 
 class PointPlacement(Protocol):
@@ -144,7 +96,7 @@ class SearchSettings:
 
 
 @dataclass(kw_only=True, eq=False)
-class Scheduler(SearchSettings):
+class Scheduler(SearchSettings, Policy):
     """Decides over one Optuna study which trial to run next."""
 
     def __post_init__(self) -> None:
@@ -159,7 +111,7 @@ class Scheduler(SearchSettings):
         self._expected_scores: dict[int, float] | None = None
         is_repeated = self._pauses or place is not None or self.may_repeat
         self._candidates = Candidates(space, may_repeat=is_repeated)
-        self._unfinished: dict[int, Trial] = {}
+        self._unfinished: dict[int, Run] = {}
         """Running and paused trials, by number."""
         self._stored: dict[int, optuna.Trial] = {}
         """The same trials in the study's storage."""
@@ -189,7 +141,7 @@ class Scheduler(SearchSettings):
             self._sampler.rejected(suggestion)
             self._mark_tried(suggestion)
         self._errors, self.error = [], None  # the cause of earlier errors may be fixed by now
-        self.begun: list[tuple[Trial, LearningCurve]] = []
+        self.begun: list[tuple[Run, LearningCurve]] = []
         """Trials that an earlier process began and did not end, with their evaluations."""
         self._take_up_unfinished()
         is_new = not study.get_trials(deepcopy=False)
@@ -330,12 +282,15 @@ class Scheduler(SearchSettings):
             self._sampler.started(stored.number, suggestion)
         return Start(self._add(stored, suggestion, is_baseline=is_baseline))
 
-    def _add(self, stored: optuna.Trial, suggestion: Suggestion, *, is_baseline: bool) -> Trial:
+    def _add(self, stored: optuna.Trial, suggestion: Suggestion, *, is_baseline: bool) -> Run:
         self._mark_tried(suggestion)
         self._stored[stored.number] = stored
-        self._unfinished[stored.number] = Trial(
+        self._unfinished[stored.number] = Run(
             number=stored.number,
+            name=search_name(stored.number),
+            trial=stored.number,
             suggestion=suggestion,
+            overrides=tuple(suggestion.as_overrides()),
             seed=derived_seed(self.seed, f"trial {stored.number}"),
             cap_seconds=math.inf if is_baseline else self.stopping.cap_seconds(stored.number),
             is_baseline=is_baseline,
@@ -483,7 +438,7 @@ class Scheduler(SearchSettings):
         self._sampler.forget(number)
         return stored
 
-    def _pop(self, number: int) -> tuple[Trial, optuna.Trial]:
+    def _pop(self, number: int) -> tuple[Run, optuna.Trial]:
         self._paused.discard(number)
         self._num_stored.pop(number, None)
         return self._unfinished.pop(number), self._stored.pop(number)

@@ -2,26 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from enum import StrEnum
 from typing import Any
 
 from autotune.config.build import accepted_arguments, build_partial, call
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import AmortisedTime, BoundedObjective, DeviceSeconds, Objective
-
-
-class Decision(StrEnum):
-    """What a policy or stopping rule decides about a running trial."""
-
-    CONTINUE = "CONTINUE"
-    CAP = "CAP"
-    """End the trial, since it can no longer beat the incumbent."""
-    STOP = "STOP"
-    """End the trial, since it is not worth continuing, though it might still win."""
-    PAUSE = "PAUSE"
-    """Suspend the trial, since another one promises more now; it may be resumed later from its
-    state."""
+from autotune.policy import Decision
 
 
 class StoppingRule:

@@ -8,11 +8,11 @@ if it is slow or absent. It is made by ``tracker_class(info)``, and is called by
 
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from autotune.measurement import Evaluation, TrialResult
+from autotune.policy import COMPARE, Run
 from autotune.redaction import without_secrets_in
 from autotune.space import override_text
 
@@ -36,53 +36,17 @@ class StudyInfo:
     parameters: Sequence[str] = ()
     """Config keys of the search space; empty where nothing is searched."""
     baseline: Mapping[str, Any] = field(default_factory=dict)
-    """Values of the baseline by config key, as ``TrackedTrial.values``; empty if the search
+    """Values of the baseline by config key, as ``Run.values``; empty if the search
     space does not contain it."""
     is_resumed: bool = False
     """Whether runs of the study have ended before the tracker is made."""
 
     def __post_init__(self) -> None:
-        _hide_secrets(self, "settings", "tags", "baseline")
+        for name in ("settings", "tags", "baseline"):  # trackers keep what they are told
+            object.__setattr__(self, name, without_secrets_in(getattr(self, name)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrackedTrial:
-    """One run of a study: a search trial, one confirmation run of a trial's configuration, or
-    one run of a comparison.
-    """
-
-    name: str
-    """Name of the run, unique within the study, such as ``trial-7``, ``confirm-7-1`` or ``a-1``."""
-    phase: str
-    """What the run is part of: ``search``, ``confirm`` or ``compare``."""
-    trial: int
-    """Number of the trial; in a comparison, number of the pair."""
-    values: Mapping[str, Any]
-    """Value of each varied parameter, by config key."""
-    overrides: tuple[str, ...]
-    make_config: Callable[[], Mapping[str, Any]]
-    """Composes the resolved configuration, which may take milliseconds."""
-    seed: int
-    started_at: float
-    """Unix time at which the run started."""
-    retry_of: int | None = None
-    """Number of an earlier, lost or interrupted trial of the same configuration that this one
-    repeats; else None."""
-
-    def __post_init__(self) -> None:
-        _hide_secrets(self, "values", "overrides")
-
-    @cached_property
-    def config(self) -> Mapping[str, Any]:
-        """The resolved configuration."""
-        config: Mapping[str, Any] = without_secrets_in(self.make_config())
-        return config
-
-
-def _hide_secrets(facts: StudyInfo | TrackedTrial, *names: str) -> None:
-    """Hide the secrets in fields of a record when it is made: trackers keep what they are told."""
-    for name in names:
-        object.__setattr__(facts, name, without_secrets_in(getattr(facts, name)))
+TrackedTrial = Run
 
 
 _MAX_NAME_CHARACTERS = 60
@@ -95,7 +59,7 @@ def display_name(trial: TrackedTrial, baseline: Mapping[str, Any]) -> str:
     Keys lose the leading parts that tell none of the run's keys apart. Runs of a comparison have
     their plain names, which say their side.
     """
-    if trial.phase == "compare":
+    if trial.phase == COMPARE:
         return trial.name
     changes = [
         f"{_short_key(key, trial.values)}="
@@ -186,13 +150,3 @@ class NoTracker(Tracker):
     def finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
         """Count the run as written."""
         self.complete.add(trial.name)
-
-
-def search_name(trial: int) -> str:
-    """Name of the run of a search trial."""
-    return f"trial-{trial}"
-
-
-def confirmation_name(trial: int, round_number: int) -> str:
-    """Name of a confirmation run of a trial's configuration."""
-    return f"confirm-{trial}-{round_number}"

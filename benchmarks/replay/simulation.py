@@ -16,10 +16,10 @@ from pathlib import Path
 from autotune.files import replacing
 from autotune.measurement import PAUSED, Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
+from autotune.policy import Decision, Done, Run, Wait
 from autotune.recording import RecordedTrial, Recording
 from autotune.reporting.study_files import COLUMNS
-from autotune.search.scheduler import Done, PointPlacement, Scheduler, Trial, Wait
-from autotune.search.stopping import Decision
+from autotune.search.scheduler import PointPlacement, Scheduler
 from benchmarks.replay.nearest_recorded import RecordedPoints
 
 _OUTCOME_OF = {Decision.CAP: Outcome.CAPPED, Decision.STOP: Outcome.STOPPED}
@@ -94,7 +94,7 @@ class Trace:
 class _Training:
     """A trial of the policy while its recorded curve is replayed."""
 
-    trial: Trial
+    trial: Run
     recorded: RecordedTrial
     num_evaluated: int = 0
     """Number of evaluations made; also the index of the next one in the curve."""

@@ -9,9 +9,10 @@ from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
+from autotune.policy import Answer, Decision, Done, Run, Start, search_name
 from autotune.recording import Recording
-from autotune.search.scheduler import Answer, Done, PointPlacement, Start, Trial
-from autotune.search.stopping import Decision, StoppingRule
+from autotune.search.scheduler import PointPlacement
+from autotune.search.stopping import StoppingRule
 
 REDUCTION_FACTOR = 4
 """Ray's own: of the trials that come to a rung, the better one in so many goes on."""
@@ -88,7 +89,7 @@ class StockSearch:
         self._study = optuna.create_study(sampler=sampler, direction="minimize")
         self._stopping = stopping
         self._place = place
-        self._handed_out: list[Trial] = []
+        self._handed_out: list[Run] = []
 
     def suggest(self) -> Answer:
         """The recorded point nearest to TPE's."""
@@ -100,8 +101,9 @@ class StockSearch:
             return Done("exhausted")
         number = len(self._handed_out)
         self._handed_out.append(
-            Trial(
+            Run(
                 number=number,
+                name=search_name(number),
                 suggestion=placed,
                 seed=0,
                 cap_seconds=float("inf"),

@@ -15,10 +15,10 @@ from statistics import median
 import numpy as np
 
 from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.policy import Answer, Decision, Start
 from autotune.recording import RecordedTrial, Recording
 from autotune.search.points import RandomTrial
-from autotune.search.scheduler import Answer, PointPlacement, Start
-from autotune.search.stopping import Decision
+from autotune.search.scheduler import PointPlacement
 from autotune.space import SearchSpace
 from benchmarks.replay.simulation import replay
 from benchmarks.search_peers.policies import POLICIES, MakePolicy, Policy

@@ -17,11 +17,11 @@ import optuna
 from autotune.config.compose import Composed, Composer
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import AmortisedTime
+from autotune.policy import Answer, Decision
 from autotune.recording import Recording
 from autotune.search.points import derived_seed
 from autotune.search.samplers import make_sampler
-from autotune.search.scheduler import Answer, PointPlacement
-from autotune.search.stopping import Decision
+from autotune.search.scheduler import PointPlacement
 from benchmarks.replay.replayed_policy import replayed_policy
 
 

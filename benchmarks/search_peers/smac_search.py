@@ -24,10 +24,10 @@ from smac.runhistory import StatusType, TrialInfo, TrialValue
 
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
+from autotune.policy import Answer, Decision, Done, Run, Start, search_name
 from autotune.recording import Recording
 from autotune.search.points import derived_seed
-from autotune.search.scheduler import Answer, Done, PointPlacement, Start, Trial
-from autotune.search.stopping import Decision
+from autotune.search.scheduler import PointPlacement
 from benchmarks.search_peers.domains import FlatDomains, Number, Options
 
 
@@ -82,8 +82,9 @@ class SmacSearch:
         )
         cutoff = float(asked.additional_info.get("cutoff", self._max_seconds))
         return Start(
-            Trial(
+            Run(
                 number=len(self._infos) - 1,
+                name=search_name(len(self._infos) - 1),
                 suggestion=placed,
                 seed=0,
                 cap_seconds=cutoff,

@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 from syne_tune import config_space
-from syne_tune.backend.trial_status import Trial as SyneTrial
+from syne_tune.backend.trial_status import Run as SyneTrial
 from syne_tune.optimizer.baselines import ASHA, BOHB
 from syne_tune.optimizer.scheduler import SchedulerDecision
 
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
+from autotune.policy import Answer, Decision, Done, Run, Start, search_name
 from autotune.recording import Recording
 from autotune.search.points import derived_seed
-from autotune.search.scheduler import Answer, Done, PointPlacement, Start, Trial
-from autotune.search.stopping import Decision
+from autotune.search.scheduler import PointPlacement
 from benchmarks.search_peers.domains import FlatDomains, Number, Options
 
 SCHEDULERS = {"asha": ASHA, "bohb": BOHB}
@@ -83,8 +83,9 @@ class SyneTuneSearch:
         self._trials.append(SyneTrial(trial_id=number, config=config, creation_time=datetime.min))
         self._scheduler.on_trial_add(self._trials[number])
         return Start(
-            Trial(
+            Run(
                 number=number,
+                name=search_name(number),
                 suggestion=placed,
                 seed=0,
                 cap_seconds=float("inf"),

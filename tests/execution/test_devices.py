@@ -12,12 +12,11 @@ from autotune.execution.task import TrialTask, WorkerReport
 from autotune.execution.trial_manager import TrialManager
 from autotune.failure import Failure, FailureKind
 from autotune.outcome import Outcome
+from autotune.policy import Decision
 from autotune.search.scheduler import Scheduler
-from autotune.search.stopping import Decision
 from autotune.search.study import finished_results, read_study
 from tests.execution.conftest import Commands
 from tests.execution.test_trial_manager import MakeTrials, begin, make_trials, report
-from tests.support.records import make_trial_task
 
 __all__ = ["make_trials"]
 
@@ -52,8 +51,6 @@ class Cluster:
         def has_room(tasks: list[TrialTask]) -> bool:
             return len(tasks) < len(devices)
 
-        make_task = settings.pop("make_task", None)
-        settings |= {} if make_task is None else {"make_task": make_task}
         self.trials, self.policy = make_trials(has_room=has_room, **settings)
         self.keys: dict[str, str | None] = dict.fromkeys(devices)
         """The key of the trial that each device trains; None while it is free."""
@@ -63,9 +60,7 @@ class Cluster:
 
     def resting(self) -> list[str]:
         """The devices whose workers rest."""
-        return [
-            device for device, key in self.keys.items() if key and key not in self.trials._trials
-        ]
+        return [device for device, key in self.keys.items() if key and key not in self.trials._runs]
 
     def hand_out(self) -> None:
         """Give each free device a trial, as Ray does."""
@@ -76,10 +71,10 @@ class Cluster:
             if key is not None:
                 continue
             self._num_keys += 1
-            task = self.trials.next_task(str(self._num_keys))
-            if task is not None:
+            tasks = self.trials.next_tasks(str(self._num_keys))
+            if tasks:
                 self.keys[device] = str(self._num_keys)
-                self.tasks[device] = task
+                [self.tasks[device]] = tasks
                 self.trials.started(str(self._num_keys))
 
     def report(self, device: str, what: WorkerReport) -> Decision:
@@ -97,10 +92,7 @@ def evaluated(device: str, outcome: Outcome | None = None) -> WorkerReport:
 @pytest.fixture
 def make_gpu_trials(make_trials: MakeTrials, tmp_path: Path) -> MakeTrials:
     def make(**settings: Any) -> tuple[TrialManager, Scheduler]:
-        def make_task(name: str, config: Any, **fields: Any) -> TrialTask:
-            return make_trial_task(config, tmp_path, name=name, num_gpus=1, **fields)
-
-        return make_trials(make_task=make_task, **settings)
+        return make_trials(task_fields={"num_gpus": 1}, **settings)
 
     return make
 
@@ -131,7 +123,7 @@ def test_a_device_that_fails_is_left_out_and_healthy_trials_stay(
     assert cluster.resting() == [BAD]
     assert cluster.policy.error is None
     assert cluster.trials.refusal is None
-    assert cluster.trials._trials[str(cluster.keys[THIRD])].curve.evaluations, "it is still trained"
+    assert cluster.trials._runs[str(cluster.keys[THIRD])].curve.evaluations, "it is still trained"
     results = cluster.policy.results.values()
     if fault != "hang at deadline":  # which may be the configuration's, and takes long
         assert {result.outcome for result in results} <= {Outcome.REACHED, Outcome.ERRORED}
@@ -213,7 +205,7 @@ def test_code_that_fails_everywhere_ends_the_study_and_running_trials_are_kept(
     assert {result.outcome for result in results} == {Outcome.ERRORED}
     assert {result.values["batch_size"] for result in results} == {16, 32, 64}
     assert cluster.report(THIRD, evaluated(THIRD)) is Decision.CONTINUE
-    assert cluster.trials.next_task("another") is None
+    assert not cluster.trials.next_tasks("another")
     cluster.trials.interrupt_all()
     assert not any(result.outcome is Outcome.STOPPED for result in cluster.policy.results.values())
     assert not cluster.trials.is_finished, "the states of paused trials are needed"

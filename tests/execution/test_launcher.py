@@ -225,6 +225,19 @@ def test_fresh_and_reused_processes_train_as_a_new_one_to_the_last_bit(
     assert fresh[0].fingerprint["sha256"] == reused[0].fingerprint["sha256"]
 
 
+def test_processes_of_a_fresh_run_have_trained_nothing_and_end_with_it(
+    launcher: Launcher, group: ProcessGroup, make_task: Any
+) -> None:
+    reports_of(group, make_task())
+    [trained] = _children_of(launcher)
+    group.begin(replace(make_task(), is_fresh=True))
+    [fresh] = _children_of(launcher)
+    assert fresh != trained
+    while (report := group.next_report()) is None or report.outcome is None:
+        pass
+    assert _children_of(launcher) == []
+
+
 @pytest.mark.parametrize(
     ("how", "told", "outcome"),
     [("kills", "SIGKILL", Outcome.LOST), ("crashes", "SIGSEGV", Outcome.ERRORED)],

@@ -18,10 +18,10 @@ from autotune.config.schema import TrialConfig
 from autotune.execution import worker
 from autotune.execution.launcher import TrainingProcess
 from autotune.execution.process_group import ProcessGroup
-from autotune.execution.search import PolicyScheduler
+from autotune.execution.ray_tune import Phases, PolicyScheduler
 from autotune.execution.task import TrialTask
+from autotune.policy import Decision, Run
 from autotune.search.scheduler import Scheduler
-from autotune.search.stopping import Decision
 from tests.execution.test_trial_manager import make_trials  # noqa: F401  # a fixture
 from tests.support.records import make_trial_task
 
@@ -64,9 +64,9 @@ def test_an_evaluation_goes_the_way_that_the_map_shows(
         training={"_target_": "walked.train", "folder": str(tmp_path)},
     )
 
-    def make_task(name: str, *_: Any, **fields: Any) -> TrialTask:
+    def make_task(run: Run) -> TrialTask:
         repository = str(MAP.parents[1])
-        task = make_trial_task(config, tmp_path, name=name, **fields)
+        task = make_trial_task(config, tmp_path, name=run.name)
         return replace(task, code_folders=(*task.code_folders, repository))
 
     def observe(*_: Any, **__: Any) -> Decision:
@@ -81,13 +81,13 @@ def test_an_evaluation_goes_the_way_that_the_map_shows(
     monkeypatch.setattr(worker, "ray_process_group", lambda task: ProcessGroup())
     monkeypatch.setattr(Scheduler, "observe", observe)
     monkeypatch.setattr(TrainingProcess, "poll", poll)
-    task = manager.next_task("key")
+    tasks = manager.next_tasks("key")
     manager.started("key")
-    of_ray = worker.TrialWorker({"task": task})
+    of_ray = worker.TrialWorker({"tasks": tasks})
     try:
         trial = SimpleNamespace(trial_id="key")
         result = of_ray.step()
-        PolicyScheduler(manager, lambda: None).on_trial_result(None, trial, result)
+        PolicyScheduler(Phases(iter([manager])), lambda: None).on_trial_result(None, trial, result)
     finally:
         of_ray.cleanup()
     process, in_training = json.loads((tmp_path / "calls").read_text())

@@ -19,7 +19,8 @@ from autotune.failure import FailureKind
 from autotune.measurement import Evaluation, Target
 from autotune.objective import AmortisedTime
 from autotune.outcome import Outcome
-from autotune.search.stopping import CapAtIncumbent, Decision
+from autotune.policy import Decision, Resume, Run
+from autotune.search.stopping import CapAtIncumbent
 from autotune.search.study import finished_results
 from autotune.space import Suggestion
 from tests.support.pausing import PausesAtFirst
@@ -72,14 +73,19 @@ class Session:
             num_trials=num_trials,
             sampler=self.sampler,
         )
+
+        def make_task(run: Run) -> TrialTask:
+            config = composer.compose_suggestion(run.suggestion, seed=run.seed).trial
+            states = str(folder / run.name)
+            return make_trial_task(
+                config, folder, name=run.name, number=run.number, state_folder=states
+            )
+
         self.trials = TrialManager(
             policy=self.policy,
-            composer=composer,
             tracker=self.told,
             listeners=(self.told,),
-            make_task=lambda name, config, **fields: make_trial_task(
-                config, folder, name=name, state_folder=str(folder / name), **fields
-            ),
+            make_task=make_task,
             has_room=lambda tasks: len(tasks) < room,
             state_folder=lambda run: folder / run,
             max_retries=2,
@@ -89,8 +95,7 @@ class Session:
         )
 
     def begin(self, key: str) -> TrialTask:
-        task = self.trials.next_task(key)
-        assert task is not None
+        [task] = self.trials.next_tasks(key)
         self.trials.started(key)
         return task
 
@@ -148,7 +153,7 @@ def test_a_trial_whose_state_is_being_written_goes_on_once_it_is(
     session = Session(study, tmp_path, points=SIZES[:1], num_trials=1)
     task = session.begin("a")
     assert session.trials.reported("a", report(1)) is Decision.PAUSE
-    assert session.trials.next_task("b") is None
+    assert not session.trials.next_tasks("b")
     Path(str(task.state_folder)).mkdir()
     session.trials.paused("a")
     assert session.go_on("c").name == "trial-0"
@@ -161,7 +166,7 @@ def test_trials_that_are_still_paused_at_the_end_are_stopped(
     session.begin_and_pause("a")
     session.begin_and_pause("b")
     session.sampler.waiting.clear()  # neither promises anything
-    assert session.trials.next_task("c") is None
+    assert not session.trials.next_tasks("c")
     assert session.trials.is_finished
     assert outcomes(session) == {0: ("STOPPED", [1]), 1: ("STOPPED", [1])}
     assert [event for event, _ in session.told.events][-2:] == ["finish", "finish"]
@@ -193,7 +198,7 @@ def test_another_process_goes_on_with_what_was_begun(
     }
     assert after.policy.results[0].lost_seconds == 1.0
     assert after.policy.results[1].lost_seconds == 0.0
-    assert after.trials.next_task("w") is None
+    assert not after.trials.next_tasks("w")
     assert after.trials.is_finished
     stored = finished_results(study)
     assert {number: each.evaluations for number, each in stored.items()} == {
@@ -256,9 +261,9 @@ def test_a_trial_that_cannot_be_saved_continues_and_is_not_paused_again_for_a_wh
     assert session.trials.reported("b", report(1, unsaved="/disk: is full")) is Decision.CONTINUE
     assert "trial-1: was not paused, and continues: /disk: is full" in caplog.text
     assert session.sampler.waiting == []
-    session.trials._trials["b"].pausable_at = 0.0
+    session.trials._runs["b"].pausable_at = 0.0
     assert session.trials.reported("b", report(1)) is Decision.PAUSE
-    session.trials._resumed = session.trials._trials["b"].trial  # chosen while it was saved
+    session.trials._resumed = Resume(session.trials._runs["b"].run)  # chosen while it was saved
     assert session.trials.unsaved("b")
     session.trials.reported("a", report(2, Outcome.REACHED))
     assert session.begin("c").number != 1, "what continues is not begun again"
@@ -276,9 +281,9 @@ def test_a_trial_whose_worker_dies_while_it_is_saved_is_paused_at_its_last_state
         reason = "the worker died: DataError: the command saved nothing"
         session.trials.died(key, reason, FailureKind.USER_CODE)
         assert f"trial-0: was paused at its last state, since it ended: {reason}" in caplog.text
-        managed = session.trials._trials["trial-0"]
-        assert managed.pausable_at > time.time()
-        managed.pausable_at = 0.0
+        live = session.trials._runs["trial-0"]
+        assert live.pausable_at > time.time()
+        live.pausable_at = 0.0
     assert not session.policy.results
     session.go_on("f")
     session.trials.reported("f", report(2, Outcome.REACHED, earlier={}))
@@ -293,7 +298,7 @@ def test_a_notice_ends_the_search_once_running_trials_are_saved(
     session.begin("b")
     session.trials.reported("b", report(2, can_pause=True))
     session.trials.has_notice = lambda: True
-    assert session.trials.next_task("c") is None
+    assert not session.trials.next_tasks("c")
     assert not session.trials.is_saved
     saved = WorkerReport(evaluation=None, outcome=None, is_saved=True, earlier={})
     assert session.trials.reported("a", saved) is Decision.STOP

@@ -3,7 +3,6 @@ gone or never came.
 """
 
 import atexit
-import contextlib
 import os
 import signal
 import socket
@@ -11,10 +10,7 @@ import stat
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import ray
@@ -23,14 +19,10 @@ from ray.tune import registry
 from autotune.config.command_line import Interrupt
 from autotune.config.compose import Composer
 from autotune.config.schema import ClusterConfig
-from autotune.confirm.runs import Lanes, Run, RunsInTurns
 from autotune.errors import ClusterError
-from autotune.execution import cluster, ray_ranks
+from autotune.execution import cluster
 from autotune.execution.cluster import ClusterSize, RaySession, check_answers
 from autotune.execution.ray_cluster import Heartbeat
-from autotune.execution.ray_ranks import fresh_worker
-from autotune.execution.task import TrialTask
-from tests.support.records import make_trial_task
 
 
 def _config() -> ClusterConfig:
@@ -130,55 +122,11 @@ def test_a_head_that_is_silent_for_a_minute_is_waited_for(cluster: ClusterSize) 
         )
 
 
-@pytest.mark.parametrize("shortage", [None, "it takes 9 GPU, and Ray has 1 CPU and 0 GPU"])
-def test_a_fresh_worker_waits_for_a_busy_cluster_and_not_for_ever_for_one_too_small(
-    cluster: ClusterSize, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shortage: str | None
-) -> None:
-    monkeypatch.setattr(ray_ranks, "_TELL_SECONDS", 0.2)
-    monkeypatch.setattr(ray_ranks, "_SHORT_SECONDS", 0.5)
-    told, task = [], make_trial_task(Composer(["experiment=cnn_smoke"]).compose().trial, tmp_path)
-
-    class Busy:
-        def here(self) -> None:
-            """Return once the actor has started."""
-
-    other = ray.remote(Busy).options(num_cpus=cluster.num_cpus).remote()
-    ray.get(other.here.remote())
-    until = time.monotonic() + 3.0
-
-    def tell(waiting: TrialTask) -> str | None:
-        told.append(waiting.name)
-        if time.monotonic() > until:
-            ray.kill(other)
-        return shortage
-
-    is_refused = pytest.raises(
-        ClusterError, match=r"^cluster: trial-0 cannot start: it takes 9 GPU"
-    )
-    with is_refused if shortage else contextlib.nullcontext(), fresh_worker(task, bool, tell):
-        assert len(told) > 5
-    ray.kill(other)
-    assert set(told) == {"trial-0"}
-
-
-def test_runs_that_end_as_ray_is_gone_are_not_taken_for_interrupted(tmp_path: Path) -> None:
+def test_runs_that_end_as_ray_is_gone_are_not_taken_for_interrupted() -> None:
     connection, interrupt = _connection(), Interrupt()
     connection._lost.set_result("its raylet has ended")
-    plan: Any = SimpleNamespace(
-        folder=tmp_path, config=SimpleNamespace(search=SimpleNamespace(max_retakes=0))
-    )
-    tracker: Any = SimpleNamespace(may_write=threading.Event())
-    display: Any = None
-    runs = RunsInTurns(
-        plan=plan, connection=connection, tracker=tracker, display=display, interrupt=interrupt
-    )
-
-    def batches() -> Iterator[list[list[Run]]]:
-        connection.check()
-        yield []
-
     with pytest.raises(ClusterError, match="Ray is gone"):
-        runs.make(batches(), lanes=Lanes(), on_end=lambda run, result: None)
+        connection.run(connection.check, interrupt)
     assert not interrupt.is_set(), "a signal alone sets it: the study would end with 130"
 
 

@@ -76,7 +76,7 @@ def test_a_rank_in_another_bundle_that_is_gone_is_said_to_be_lost(cluster: None)
     worker = (
         ray.remote(TrialWorker)
         .options(num_cpus=1, scheduling_strategy=where)
-        .remote({"task": task})
+        .remote({"tasks": [task]})
     )
     report = _step(worker)
     os.kill(_other_rank(), signal.SIGKILL)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from autotune.config.compose import Composer
-from autotune.config.schema import TrialConfig
 from autotune.config.space_files import read_search_space
 from autotune.contention import Contention
 from autotune.execution.task import TrialTask, WorkerReport
@@ -20,8 +19,8 @@ from autotune.execution.trial_manager import TrialManager
 from autotune.failure import FailureKind
 from autotune.measurement import Target, TrialResult
 from autotune.outcome import Outcome
+from autotune.policy import Decision, Run
 from autotune.search.scheduler import Scheduler
-from autotune.search.stopping import Decision
 from autotune.tracking.tracker import NoTracker, StudyInfo
 from tests.support.policies import policy_over
 from tests.support.records import make_evaluation, make_trial_task
@@ -31,11 +30,13 @@ MakeTrials = Callable[..., tuple[TrialManager, Scheduler]]
 
 @pytest.fixture
 def make_trials(tmp_path: Path) -> MakeTrials:
-    def make_task(name: str, config: TrialConfig, **fields: Any) -> TrialTask:
-        return make_trial_task(config, tmp_path, name=name, **fields)
-
     def make(**changes: Any) -> tuple[TrialManager, Scheduler]:
-        composer = Composer(["experiment=cnn"])
+        composer, fields = Composer(["experiment=cnn"]), changes.pop("task_fields", {})
+
+        def make_task(run: Run) -> TrialTask:
+            config = composer.compose_suggestion(run.suggestion, seed=run.seed).trial
+            return make_trial_task(config, tmp_path, name=run.name, number=run.number, **fields)
+
         space = read_search_space([{"batch_size": [16, 32, 64]}], composer)
         policy = policy_over(
             space,
@@ -54,6 +55,7 @@ def make_trials(tmp_path: Path) -> MakeTrials:
             tags={},
         )
         settings = {
+            "policy": policy,
             "max_retries": 2,
             "max_retakes": 2,
             "time_budget_seconds": None,
@@ -62,8 +64,6 @@ def make_trials(tmp_path: Path) -> MakeTrials:
             "state_folder": lambda trial: tmp_path / "paused" / f"trial-{trial}",
         } | changes
         trials = TrialManager(
-            policy=policy,
-            composer=composer,
             tracker=NoTracker(info),
             listeners=(),
             **{"make_task": make_task, **settings},
@@ -79,8 +79,7 @@ def report(outcome: Outcome | None = None, **changes: Any) -> WorkerReport:
 
 
 def begin(trials: TrialManager, key: str) -> TrialTask:
-    task = trials.next_task(key)
-    assert task is not None
+    [task] = trials.next_tasks(key)
     trials.started(key)
     return task
 
@@ -101,20 +100,19 @@ def test_a_trial_goes_on_until_its_worker_says_how_it_ended(make_trials: MakeTri
 
 def test_the_time_budget_counts_from_the_first_trials_start(make_trials: MakeTrials) -> None:
     trials, policy = make_trials(time_budget_seconds=0.1)
-    task = trials.next_task("a")
+    [task] = trials.next_tasks("a")
     time.sleep(0.15)
     assert not trials.is_over, "Ray may take its time to start a worker"
     trials.started("a")
     assert trials.reported("a", report()) is Decision.CONTINUE
     time.sleep(0.15)
     assert trials.is_over
-    assert trials.next_task("b") is None
+    assert not trials.next_tasks("b")
     assert trials.reported("a", report()) is Decision.STOP
     assert only(policy).outcome is Outcome.STOPPED
     assert only(policy).stopped_at - only(policy).started_at >= 0.1, (
         "the same command again has no budget left"
     )
-    assert task is not None
     assert task.budget_seconds < 100, "a hung trial cannot outlast the budget by much"
 
 
@@ -127,7 +125,7 @@ def test_a_trial_that_was_lost_with_its_machine_is_tried_again(make_trials: Make
     again = begin(trials, "c")
     assert (again.name, again.config.seed) == ("trial-0", first.config.seed)
     assert again.is_resumed
-    assert trials._trials["c"].trial.is_baseline
+    assert trials._runs["c"].run.is_baseline
     trials.reported("c", report(Outcome.REACHED))
     assert list(policy.results) == [0]
 
@@ -176,9 +174,9 @@ def test_a_worker_that_died_long_after_its_last_report_only_hung(make_trials: Ma
     trials.reported("a", report())
     begin(trials, "b")
     for key, quiet_seconds in {"a": 50.0, "b": 70.0}.items():
-        managed = trials._trials[key]
-        managed.handed_out_at -= 5000.0
-        managed.reported_at = time.time() - quiet_seconds
+        live = trials._runs[key]
+        live.handed_out_at -= 5000.0
+        live.reported_at = time.time() - quiet_seconds
         trials.died(key, "the worker died: exit code 1", FailureKind.USER_CODE)
     assert [result.outcome for result in policy.results.values()] == [
         Outcome.ERRORED,
@@ -256,12 +254,12 @@ def test_contention_of_a_paused_trial_counts_from_its_beginning(make_trials: Mak
     begin(trials, "a")
     stretch = replace(_HOGGED, seconds=100.0, waited_seconds=0.0, shared_seconds=1.5)
     trials.reported("a", report(contention=stretch))
-    trials._pause(trials._trials["a"])
+    trials._pause(trials._runs["a"])
     trials.paused("a")
-    managed = trials._trials.pop("trial-0")
-    trials._trials["b"] = managed
+    live = trials._runs.pop("trial-0")
+    trials._runs["b"] = live
     for shared in (1.0, 3.0):  # since the process began to train
-        assert managed.result(Outcome.REACHED, None).contention is None
+        assert live.result(Outcome.REACHED, None).contention is None
         trials.reported("b", report(contention=replace(stretch, shared_seconds=shared)))
     trials.reported("b", report(Outcome.REACHED))
     assert only(policy).contention == "other programs computed on its GPU for 4.5 s of 200.0 s"

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from autotune.confirm.statistics import RunScore
 from autotune.measurement import Target, TrialResult
 from autotune.objective import AmortisedTime
 from autotune.outcome import Outcome
@@ -20,10 +19,10 @@ from autotune.reporting import terminal
 from autotune.reporting.comparison import Compared, Comparison, verdict, write_comparison
 from autotune.reporting.drawing import Chart, runs_chart, write_charts
 from autotune.reporting.runs_terminal import RunsDisplay, print_comparison
-from autotune.reporting.scores import SECONDS
 from tests.support.patience import wait_until
 from tests.support.records import make_evaluation, make_result
 
+OBJECTIVE = AmortisedTime(num_trainings=1)
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60)
 
 
@@ -216,14 +215,16 @@ def test_sides_that_differ_in_their_workers_alone_have_an_efficiency() -> None:
 def test_a_display_has_a_line_for_each_run_that_ended() -> None:
     file = StringIO()
     console = Console(file=file, width=120, force_terminal=False)
-    shown = RunsDisplay(console, TARGET, SECONDS, noun="confirmation run", num_ended=3)
+    shown = RunsDisplay(console, TARGET, OBJECTIVE, noun="confirmation run", num_ended=3)
+    shown.labels, shown.num_runs = {0: "baseline (claim)", 1: "trial 5 (claim)"}, 8
     with shown.status:
-        shown.started("baseline (claim)")
-        shown.evaluated("baseline (claim)", run(4.0).evaluations[0])
-        shown.ended("baseline (claim)", 8, run(4.0), RunScore(4.0, reached=True))
-        shown.ended("trial 5 (claim)", 8, CRASHED, RunScore(None, reached=False))
+        for result in (replace(run(4.0), trial=0), replace(CRASHED, trial=1)):
+            shown.trial_started(result.trial, ())
+            for evaluation in result.evaluations:
+                shown.evaluated(result.trial, evaluation)
+            shown.trial_finished(result, None)
     assert file.getvalue().splitlines() == [
-        "confirmation run 4 of 8  baseline (claim)  REACHED  4.00 s  accuracy 0.95  100 steps"
+        "confirmation run 4 of 8  baseline (claim)  REACHED  6.00 s  accuracy 0.95  100 steps"
         "  40 ms a step",
         "confirmation run 5 of 8  trial 5 (claim)  ERRORED  no time  boom",
     ]
@@ -232,18 +233,23 @@ def test_a_display_has_a_line_for_each_run_that_ended() -> None:
 def test_a_log_says_now_and_then_how_the_runs_stand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal, "LOG_SECONDS", 0.02)
     file = StringIO()
-    shown = RunsDisplay(Console(file=file, width=120, force_terminal=False), TARGET, SECONDS)
+    shown = RunsDisplay(Console(file=file, width=120, force_terminal=False), TARGET, OBJECTIVE)
+    shown.labels = {0: "a"}
 
     def says(line: str) -> None:
         wait_until(lambda: line in re.sub(r"\d+ s (with|left)", r"TIME \1", file.getvalue()))
 
     with shown.status:
         says("0 runs made, elapsed TIME with them; starting new processes\n")
-        shown.started("a")
+        shown.num_runs = 8
+        shown.trial_started(0, ())
         says(" more; running: a not evaluated yet\n")
-        shown.evaluated("a", run(4.0).evaluations[0])
+        shown.evaluated(0, run(4.0).evaluations[0])
         says("running: a epoch 0.5 accuracy 0.6 train 2.00 s\n")
-        shown.ended("a", 8, run(4.0), RunScore(4.0, reached=True))
+        shown.trial_withdrawn(replace(run(4.0), trial=0))
+        says("0 of 8 runs made, elapsed TIME with them; starting new processes\n")
+        shown.trial_started(0, ())
+        shown.trial_finished(replace(run(4.0), trial=0), 4.0)
         says("1 of 8 runs made, elapsed TIME with them, about TIME left; starting new processes\n")
 
 

@@ -12,10 +12,11 @@ from autotune.errors import ConfigError
 from autotune.measurement import PAUSED, Target, TrialResult
 from autotune.objective import AmortisedTime
 from autotune.outcome import Outcome
+from autotune.policy import Decision, Resume, Start
 from autotune.recording import RecordedTrial, Recording
 from autotune.search.freeze_thaw import FreezeThawSampler
-from autotune.search.scheduler import PointPlacement, Resume, Scheduler, Start
-from autotune.search.stopping import CapAtIncumbent, Decision
+from autotune.search.scheduler import PointPlacement, Scheduler
+from autotune.search.stopping import CapAtIncumbent
 from autotune.space import SearchSpace, Suggestion
 from benchmarks.replay.simulation import Trace, replay, replayed_evaluation
 from tests.support.policies import policy_over

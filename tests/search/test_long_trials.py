@@ -15,8 +15,8 @@ import sqlalchemy
 
 from autotune.measurement import Evaluation, LearningCurve, Target
 from autotune.outcome import Outcome
-from autotune.search.scheduler import Resume, Scheduler, Start, Wait
-from autotune.search.stopping import Decision
+from autotune.policy import Decision, Resume, Start, Wait
+from autotune.search.scheduler import Scheduler
 from autotune.search.storage import JOURNAL
 from autotune.search.study import confirmations, store_confirmation
 from autotune.space import SearchSpace

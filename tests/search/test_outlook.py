@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from autotune.objective import AmortisedTime, DeviceSeconds, Pareto
+from autotune.policy import Done
 from autotune.search.outlook import FACTOR, Outlook, outlook
 from autotune.search.samplers import quiet_optuna
-from autotune.search.scheduler import Done
 from tests.search.test_scheduler import end_next, journal_study, policy_over
 from tests.support.records import make_evaluation
 

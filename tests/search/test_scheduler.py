@@ -22,10 +22,11 @@ from autotune.errors import ConfigError
 from autotune.measurement import Target, TrialResult
 from autotune.objective import AmortisedTime, Cost
 from autotune.outcome import Outcome
+from autotune.policy import Decision, Done, Resume, Run, Start, Wait
 from autotune.search.points import points
 from autotune.search.samplers import quiet_optuna, reads_no_reports
-from autotune.search.scheduler import Done, Resume, Scheduler, Start, Trial, Wait
-from autotune.search.stopping import CapAtIncumbent, Decision
+from autotune.search.scheduler import Scheduler
+from autotune.search.stopping import CapAtIncumbent
 from autotune.search.storage import JOURNAL
 from autotune.search.study import open_study
 from autotune.space import SearchSpace, Suggestion
@@ -85,7 +86,7 @@ def policy_over(study: optuna.Study, **settings: Any) -> Scheduler:
 
 
 def ended(
-    trial: Trial,
+    trial: Run,
     outcome: Outcome = Outcome.REACHED,
     seconds: float = 10.0,
     metric: float | None = 0.9,
@@ -107,13 +108,13 @@ def ended(
     )
 
 
-def suggested(policy: Scheduler) -> Trial:
+def suggested(policy: Scheduler) -> Run:
     answer = policy.suggest()
     assert isinstance(answer, Start | Resume)
     return answer.trial
 
 
-def end_next(policy: Scheduler, outcome: Outcome = Outcome.REACHED, **values: Any) -> Trial:
+def end_next(policy: Scheduler, outcome: Outcome = Outcome.REACHED, **values: Any) -> Run:
     trial = suggested(policy)
     policy.finish(ended(trial, outcome, **values))
     return trial
@@ -362,7 +363,7 @@ def shipped(sampler: str) -> tuple[SearchSpace, Suggestion | None, Mapping[str, 
     return space, space.point_of(composed.lookup), composed.config.search.sampler
 
 
-def made_up(trial: Trial) -> TrialResult:
+def made_up(trial: Run) -> TrialResult:
     """Fast where the rate is near its best, the batch large and the schedule short.
 
     Every way of ending occurs.

@@ -8,7 +8,8 @@ import pytest
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import AmortisedTime, DeviceSeconds, Objective
-from autotune.search.stopping import CapAtIncumbent, Decision
+from autotune.policy import Decision
+from autotune.search.stopping import CapAtIncumbent
 from tests.support.records import make_evaluation
 
 

@@ -12,10 +12,11 @@ import pytest
 from autotune.errors import ConfigError
 from autotune.measurement import Target
 from autotune.objective import AmortisedTime
+from autotune.policy import Start
 from autotune.recording import RecordedTrial, Recording
 from autotune.search.curve_model import GaussianProcess
 from autotune.search.freeze_thaw import FreezeThawSampler
-from autotune.search.scheduler import PointPlacement, Scheduler, Start
+from autotune.search.scheduler import PointPlacement, Scheduler
 from autotune.search.stopping import CapAtIncumbent, NeverStop
 from autotune.search.warm_start import EarlierStudy, earlier_study, first_points
 from autotune.space import SearchSpace, Suggestion

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from autotune.measurement import Evaluation
+from autotune.policy import Decision
 from autotune.search.samplers import PausingSampler
-from autotune.search.stopping import Decision
 from autotune.space import Suggestion
 
 

@@ -6,7 +6,9 @@ from typing import Any
 
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
-from autotune.tracking.tracker import FinishedRun, StudyEnd, StudyInfo, TrackedTrial, Tracker
+from autotune.policy import Run
+from autotune.space import Suggestion
+from autotune.tracking.tracker import FinishedRun, StudyEnd, StudyInfo, Tracker
 from tests.support import records
 
 STARTED_AT = 1_700_000_000.0
@@ -36,19 +38,22 @@ def make_run(
 ) -> FinishedRun:
     """A search trial that has ended, with its result and its score."""
     lr = 0.1 * (number + 1)
-    point = {
+    point: dict[str, Any] = {
         "values": {"optimizer": "sgd", "optimizer.lr": lr},
         "overrides": ("optimizer=sgd", f"optimizer.lr={lr}"),
         "seed": number,
         "started_at": STARTED_AT,
     }
     config = {"optimizer": {"lr": lr}, "batch_size": 64, "target": {"metric": "accuracy"}}
-    trial = TrackedTrial(
+    trial = Run(
+        number=number,
         name=f"trial-{number}",
-        phase="search",
         trial=number,
+        suggestion=Suggestion(point["values"]),
+        overrides=point["overrides"],
         make_config=lambda: config,
-        **point,  # type: ignore[arg-type]  # of several types
+        seed=number,
+        started_at=STARTED_AT,
     )
     evaluations = [make_evaluation(step) for step in range(1, num_evaluations + 1)]
     ended = {"stopped_at": STARTED_AT + 100.0, "fingerprint": {"torch": "2.13.0"}}
@@ -82,13 +87,13 @@ class FileTracker:
     ) -> None:
         self._path, self.complete = Path(path), set(complete)
 
-    def start(self, trial: TrackedTrial) -> None:
+    def start(self, trial: Run) -> None:
         self.write(f"start {trial.name}")
 
     def evaluate(self, name: str, evaluation: Evaluation) -> None:
         self.write(f"evaluate {name}")
 
-    def finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
+    def finish(self, trial: Run, result: TrialResult, score: float | None) -> None:
         self.write(f"finish {trial.name}")
         self.complete.add(trial.name)
 

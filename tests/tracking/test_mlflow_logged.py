@@ -14,6 +14,7 @@ from mlflow import MlflowClient
 
 from autotune.mlflow_logs import keep_logs, logs_folder
 from autotune.outcome import Outcome
+from autotune.space import Suggestion
 from autotune.tracking.mlflow_tracker import MlflowTracker
 from autotune.tracking.tracker import StudyInfo
 from tests.support.tracked import close, make_run, tell
@@ -132,7 +133,7 @@ def test_what_a_function_logs_reaches_its_trials_run_beside_autotunes_own(
     tracker = MlflowTracker(info, uri=uri)
     for number in range(2):
         trial, result, score = make_run(number, Outcome.MISSED)
-        tell(tracker, (replace(trial, values={"lr": 0.1}), result, score))
+        tell(tracker, (replace(trial, suggestion=Suggestion({"lr": 0.1})), result, score))
     close(tracker)
     for name, run in children_of(uri).items():
         assert curve(uri, name) == CURVE, "the call that only warms up does not count"

@@ -22,6 +22,7 @@ from mlflow.utils.validation import _validate_metric
 
 from autotune.errors import ConfigError
 from autotune.outcome import Outcome
+from autotune.space import Suggestion
 from autotune.tracking import mlflow_store, mlflow_tracker
 from autotune.tracking.fields import plain_key
 from autotune.tracking.mlflow_tracker import MlflowTracker
@@ -195,7 +196,7 @@ def test_a_long_trial_with_many_and_odd_values_is_written_whole(info: StudyInfo,
         num_evaluations=400, error="Traceback: \ud800", outcome=Outcome.ERRORED
     )
     tracker = MlflowTracker(replace(info, tags=tags), uri=uri)
-    tell(tracker, (replace(trial, values={**values, **odd}), result, score))
+    tell(tracker, (replace(trial, suggestion=Suggestion({**values, **odd})), result, score))
     close(tracker)
     run = children_of(uri)["trial-0"]
     assert steps_of(uri, run) == list(range(1, 401))

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from autotune.space import Suggestion
 from autotune.tracking.tracker import display_name
 from tests.support.tracked import make_run
 
@@ -34,12 +35,12 @@ BASELINE = {"optimizer": "sgd", "optimizer.lr": 0.1, "batch_size": 64, "model.wi
 def test_a_run_is_named_by_what_differs_from_the_baseline(
     values: dict[str, Any], name: str
 ) -> None:
-    assert display_name(replace(make_run(12)[0], values=values), BASELINE) == name
+    assert display_name(replace(make_run(12)[0], suggestion=Suggestion(values)), BASELINE) == name
     assert len(name) <= 60
 
 
 def test_a_confirmation_run_says_that_it_is_one_and_a_comparisons_run_keeps_its_name() -> None:
-    trial = replace(make_run(12)[0], values={"optimizer.lr": 0.2})
+    trial = replace(make_run(12)[0], suggestion=Suggestion({"optimizer.lr": 0.2}))
     assert (
         display_name(replace(trial, name="confirm-12-3", phase="confirm"), BASELINE)
         == "confirm-12-3: lr=0.2"

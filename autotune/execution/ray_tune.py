@@ -1,11 +1,14 @@
-"""Running the search on Ray Tune: the searcher asks the policy for trials, the scheduler tells it
-of reports, and Ray runs the workers.
+"""Making runs on Ray Tune: the searcher asks the policy for them, the scheduler tells it of
+reports, and Ray runs the workers.
+
+What is planned by several policies, one after another (the search, then the confirmation), is one
+experiment of Ray's, so that the workers stay.
 
 Ray's own experiment state, loggers and signal handling are off: a study resumes from its storage.
 """
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,42 +22,115 @@ from ray.tune.search import Searcher
 from ray.tune.stopper import Stopper
 
 from autotune.config.command_line import Interrupt
+from autotune.config.schema import TrialConfig
+from autotune.execution.cluster import ClusterSize, RaySession
+from autotune.execution.plan import TrainingPlan
 from autotune.execution.ray_ranks import kind_of_death
+from autotune.execution.task import TrialTask
 from autotune.execution.trial_manager import TrialManager
 from autotune.execution.worker import TrialWorker
 from autotune.failure import FailureKind
 from autotune.files import make_folder, replace_file
-from autotune.search.stopping import Decision
+from autotune.policy import Decision, Policy
 
 
-def run_search(
-    trial_manager: TrialManager,
+class Phases:
+    """The trial managers of a study's phases, of which one has runs made at a time.
+
+    Args:
+        phases: yields a phase's trial manager; advanced once that has finished.
+    """
+
+    def __init__(self, phases: Iterator[TrialManager]) -> None:
+        self._phases = phases
+        self.now = next(phases)
+
+    def advance(self) -> bool:
+        """Begin the next phase; whether there is one."""
+        following = next(self._phases, None)
+        if following is not None:
+            self.now = following
+        return following is not None
+
+
+def trial_manager(
+    plan: TrainingPlan,
+    connection: RaySession,
+    policy: Policy,
+    *,
+    interrupt: Interrupt,
+    note: Callable[[str], None],
+    **settings: Any,
+) -> TrialManager:
+    """The trial manager for runs of a plan, on what machines there are.
+
+    Args:
+        note: tells a line, such as that a run waits for machines.
+        settings: further fields of the trial manager.
+    """
+    size = connection.size_now().split(plan.trials_per_gpu)
+
+    def size_now() -> ClusterSize:
+        return connection.size_now().split(plan.trials_per_gpu)
+
+    def has_room(tasks: Sequence[TrialTask]) -> bool:
+        if not tasks:
+            return True
+        return plan.may_grow or size_now().has_room(tasks, *plan.resources(plan.trial))
+
+    def unsuitable(config: TrialConfig) -> str | None:
+        shortage = None if plan.may_grow else size.shortage(*plan.placed(config))
+        return plan.unsuitable(config) or shortage
+
+    def tell_of_waiting(task: TrialTask) -> None:
+        if (shortage := size_now().shortage(*plan.placed(task.config))) is not None:
+            note(f"{task.name} waits for machines: {shortage}")
+
+    return TrialManager(
+        policy=policy,
+        has_room=has_room,
+        unsuitable=unsuitable,
+        on_waiting=tell_of_waiting,
+        state_folder=plan.state_folder,
+        max_retries=plan.config.search.max_retries,
+        max_retakes=plan.config.search.max_retakes,
+        has_notice=interrupt.notice.is_set,
+        **settings,
+    )
+
+
+def make_runs(
+    phases: Iterator[TrialManager],
     *,
     folder: Path,
     interrupt: Interrupt,
     check_ray: Callable[[], None],
-) -> None:
-    """Run trials until the policy suggests no more, or ``interrupt`` is set; after its notice, when
-    the running trials are saved.
+) -> TrialManager:
+    """Make the runs of all phases, or those until ``interrupt`` is set; after its notice, until the
+    runs at work are saved.
 
-    Trials that still run then are given up.
+    Runs that are at work then are given up.
 
     Args:
-        folder: folder for the files that Ray cannot do without; deleted before and after the
-            search.
+        phases: at least one; see ``Phases``.
+        folder: folder for the files that Ray cannot do without; deleted before and after.
         check_ray: raises if Ray is gone; called before the death of a worker is held against its
-            trial.
+            run.
+
+    Returns:
+        The trial manager of the last phase.
     """
+    trials = Phases(phases)
     shutil.rmtree(folder, ignore_errors=True)
     try:
         tune.run(
             TrialWorker,
-            name="search",
+            name="runs",
             num_samples=-1,
-            search_alg=PolicySearcher(trial_manager),
-            scheduler=PolicyScheduler(trial_manager, check_ray),
-            callbacks=[_Callback(trial_manager)],
-            stop=_InterruptStopper(trial_manager, interrupt),
+            search_alg=PolicySearcher(trials),
+            scheduler=PolicyScheduler(trials, check_ray),
+            callbacks=[_Callback(trials)],
+            stop=_InterruptStopper(trials, interrupt),
             reuse_actors=True,
             storage_path=str(folder),
             trial_name_creator=str,
@@ -68,7 +144,8 @@ def run_search(
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    trial_manager.interrupt_all()
+    trials.now.interrupt_all()
+    return trials.now
 
 
 class PolicySearcher(Searcher):  # type: ignore[misc]  # ray has no types
@@ -76,21 +153,24 @@ class PolicySearcher(Searcher):  # type: ignore[misc]  # ray has no types
     itself would ask one trial ahead.
     """
 
-    def __init__(self, trial_manager: TrialManager) -> None:
+    def __init__(self, trials: Phases) -> None:
         super().__init__()
-        self._trial_manager = trial_manager
+        self._trials = trials
 
     def suggest(self, trial_id: str) -> Any:
-        """The task of the next trial.
+        """The tasks of the next trial of Ray's.
 
-        None if there is none at the moment, ``Searcher.FINISHED`` if there will be no more.
+        None if there are none at the moment, ``Searcher.FINISHED`` if there will be no more.
         """
-        task = self._trial_manager.next_task(trial_id)
-        if task is not None:
-            return {"task": task}
-        # while there is no trial at all, Ray asks on and on, and for nothing else
-        is_over = self._trial_manager.is_finished or self._trial_manager.has_notice()
-        return Searcher.FINISHED if is_over else None
+        while not (tasks := self._trials.now.next_tasks(trial_id)):
+            # while there is no trial at all, Ray asks on and on, and for nothing else
+            if self._trials.now.has_notice():
+                return Searcher.FINISHED
+            if not self._trials.now.is_finished:
+                return None
+            if not self._trials.advance():
+                return Searcher.FINISHED
+        return {"tasks": tasks}
 
     def save(self, checkpoint_path: str) -> None:
         """Write nothing: the study resumes from its storage."""
@@ -102,7 +182,7 @@ class PolicySearcher(Searcher):  # type: ignore[misc]  # ray has no types
 
         The policy knows of any other trial's end already.
         """
-        self._trial_manager.interrupted(trial_id)
+        self._trials.now.interrupted(trial_id)
 
 
 class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
@@ -112,9 +192,9 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
     Ray's. One whose state cannot be written continues on its worker.
     """
 
-    def __init__(self, trial_manager: TrialManager, check_ray: Callable[[], None]) -> None:
+    def __init__(self, trials: Phases, check_ray: Callable[[], None]) -> None:
         super().__init__()
-        self._trial_manager = trial_manager
+        self._trials = trials
         self._check_ray = check_ray
         self._pausing: list[Any] = []
         self._new: list[Any] = []
@@ -134,12 +214,12 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
         pausing, self._pausing = self._pausing, []
         for trial in pausing:
             if trial.status == Trial.PAUSED:
-                self._trial_manager.paused(trial.trial_id)
+                self._trials.now.paused(trial.trial_id)
                 tune_controller.stop_trial(trial)
             elif trial.is_saving:
                 self._pausing.append(trial)
             elif trial.status == Trial.RUNNING:  # it could not be saved
-                if self._trial_manager.unsaved(trial.trial_id):
+                if self._trials.now.unsaved(trial.trial_id):
                     # no public name
                     tune_controller._tune_controller._schedule_trial_train(trial)  # noqa: SLF001
                 else:
@@ -149,9 +229,9 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
     def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
         """Ray's decision on a trial after a report: go on, pause or stop."""
         if result["report"] is None:  # the worker rests
-            goes_on = self._trial_manager.goes_on(trial.trial_id)
+            goes_on = self._trials.now.goes_on(trial.trial_id)
             return str(TrialScheduler.STOP if goes_on else TrialScheduler.CONTINUE)
-        decision = self._trial_manager.reported(trial.trial_id, result["report"])
+        decision = self._trials.now.reported(trial.trial_id, result["report"])
         if decision is Decision.PAUSE:
             self._pausing.append(trial)
             return str(TrialScheduler.PAUSE)
@@ -165,7 +245,7 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
         """
         self._check_ray()
         reason, kind = _death_of(trial)
-        self._trial_manager.died(trial.trial_id, reason, kind)
+        self._trials.now.died(trial.trial_id, reason, kind)
 
 
 def _death_of(trial: Any) -> tuple[str, FailureKind]:
@@ -187,9 +267,9 @@ class _Callback(TrialProgressCallback):  # type: ignore[misc]  # ray has no type
     It takes the place of Ray's own callback, which prints results.
     """
 
-    def __init__(self, trial_manager: TrialManager) -> None:
+    def __init__(self, trials: Phases) -> None:
         super().__init__()
-        self._trial_manager = trial_manager
+        self._trials = trials
 
     def on_trial_result(self, *arguments: Any, **info: Any) -> None:
         """Print nothing."""
@@ -197,7 +277,7 @@ class _Callback(TrialProgressCallback):  # type: ignore[misc]  # ray has no type
     on_trial_error = on_trial_complete = on_trial_result
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._trial_manager.started(trial.trial_id)
+        self._trials.now.started(trial.trial_id)
 
     def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
         """Create each trial's file of results, empty since Ray's loggers are off: Ray reads it
@@ -211,8 +291,8 @@ class _Callback(TrialProgressCallback):  # type: ignore[misc]  # ray has no type
 class _InterruptStopper(Stopper):  # type: ignore[misc]  # ray has no types
     """Stops all trials on an interrupt, or after an error that every trial would meet."""
 
-    def __init__(self, trial_manager: TrialManager, interrupt: Interrupt) -> None:
-        self._trial_manager = trial_manager
+    def __init__(self, trials: Phases, interrupt: Interrupt) -> None:
+        self._trials = trials
         self._interrupt = interrupt
 
     def __call__(self, trial_id: str, result: Mapping[str, Any]) -> bool:
@@ -222,6 +302,6 @@ class _InterruptStopper(Stopper):  # type: ignore[misc]  # ray has no types
         return {}  # Ray pickles the stopper into its experiment state, which nothing reads
 
     def stop_all(self) -> bool:
-        if self._interrupt.notice.is_set() and self._trial_manager.is_saved:
+        if self._interrupt.notice.is_set() and self._trials.now.is_saved:
             self._interrupt.set()
-        return self._interrupt.is_set() or self._trial_manager.has_failed
+        return self._interrupt.is_set() or self._trials.now.has_failed
