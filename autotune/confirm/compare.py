@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -18,19 +18,20 @@ from typing import Any
 from rich.console import Console
 
 from autotune.config.build import build_partial, call
-from autotune.config.command_line import EXIT_AGAIN, Interrupt, interruptible
+from autotune.config.command_line import EXIT_AGAIN, Interrupt
 from autotune.config.compose import Composed, Composer
 from autotune.config.schema import TrialConfig
 from autotune.confirm.statistics import in_turns
 from autotune.confirm.turns import Turns, compiled_anew, num_side_by_side, quiet
-from autotune.errors import AutotuneError, ClusterError, ConfigError, StudyError, WorkerError
+from autotune.errors import AutotuneError, ConfigError, StudyError, WorkerError
 from autotune.execution.cluster import RaySession, capabilities_of
 from autotune.execution.launcher import CHECK_TRAINING, Launcher, calling
-from autotune.execution.live_study import say
+from autotune.execution.live_study import closing_tracker, open_folder, say, say_interrupted
 from autotune.execution.plan import TrainingPlan, defining
 from autotune.execution.settings import check_limits, study_name
-from autotune.execution.study_folder import log_file, shown_path, sole_user
+from autotune.execution.study_folder import shown_path
 from autotune.execution.task import TrialTask
+from autotune.execution.trial_manager import TrialManager
 from autotune.measurement import TrialResult
 from autotune.objective import check_measured
 from autotune.outcome import Outcome
@@ -46,8 +47,7 @@ from autotune.reporting.comparison import (
 from autotune.reporting.runs_terminal import RunsDisplay, print_comparison
 from autotune.reporting.scores import describe_scores
 from autotune.search.points import derived_seed
-from autotune.search.storage import JOURNAL, told_storage_errors
-from autotune.search.study import Study, confirmations, open_study, store_confirmation
+from autotune.search.study import Study, confirmations, store_confirmation
 from autotune.space import Suggestion
 from autotune.tracking.tracker import FinishedRun, StudyEnd
 from autotune.tracking.writer import TrackerWriter
@@ -345,23 +345,19 @@ def run_comparison(
         SystemExit: a notice (SIGTERM, SIGUSR1, SIGUSR2) has ended the comparison.
     """
     with (
-        interruptible() as interrupt,
-        sole_user(plan.folder),
-        log_file(plan.folder / "autotune.log", partial(say, console)),
-        told_storage_errors(plan.resume_command()),
         contextlib.closing(RaySession(plan.config.cluster, launcher)) as connection,
+        open_folder(plan, console=console, connection=connection) as (study, _, interrupt),
     ):
-        is_resumed = (plan.folder / JOURNAL).is_file() or plan.config.search.storage is not None
-        study = open_comparison(plan)
+        take_earlier_runs(plan, study)
         tracker = TrackerWriter(
             plan.config.tracking,
             plan.configurations[0].trial.allowed_targets,
-            make_info=partial(plan.tracker_info, "comparison", is_resumed=is_resumed),
+            make_info=partial(plan.tracker_info, "comparison", is_resumed=plan.num_runs > 0),
             ended=plan.ended_runs,
             rest_command=plan.resume_command(),
             say=partial(say, console),
         )
-        try:
+        with closing_tracker(tracker):
             with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C ends the runs at once
                 if not plan.is_complete:
                     _make_runs(plan, study, connection, tracker, interrupt, console, launcher)
@@ -372,42 +368,24 @@ def run_comparison(
                     artifacts=[*plan.write(), *plan.draw()] if plan.num_runs else [],
                 )
             )
-        except BaseException as error:
-            # before the connection to a Ray that is gone, which may hang now
-            tracker.close_if_open(is_interrupt=isinstance(error, KeyboardInterrupt))
-            if isinstance(error, ClusterError) and connection.is_lost:
-                kept = f"the runs so far are in {shown_path(plan.folder)}"
-                raise ClusterError(
-                    f"{error}; {kept}, and the comparison continues with: {plan.resume_command()}"
-                ) from error
-            raise
         print_comparison(console, plan, folder=shown_path(plan.folder))
         if not plan.is_complete:
-            said = f"interrupted; the same comparison continues with\n  {plan.resume_command()}"
-            logger.warning(said)  # where the terminal is gone
-            say(console, said)
+            say_interrupted(console, plan)
             if interrupt.exit_code == EXIT_AGAIN:
                 raise SystemExit(EXIT_AGAIN)
     return plan
 
 
-def open_comparison(plan: ComparisonPlan) -> Study:
-    """The storage of a comparison, with the runs that earlier processes made given to the plan.
+def take_earlier_runs(plan: ComparisonPlan, study: Study) -> None:
+    """Give a comparison's plan the runs that earlier processes made.
 
     Runs of a configuration that ended an earlier process, since the last ones failed in the code
     that they train, are left out: the cause may be fixed by now.
 
     Raises:
-        StudyError: the storage has another definition, or more pairs than ``num_seeds``; or the
-            folder has results of a comparison, and the storage has none.
-        ConfigError: the storage cannot be opened.
+        StudyError: the storage has more pairs than ``num_seeds``; or the folder has results of a
+            comparison, and the storage has none.
     """
-    study, _ = open_study(
-        plan.name,
-        plan.folder,
-        storage_url=plan.config.search.storage,
-        definition=plan.definition(),
-    )
     stored = confirmations(study)
     if not stored and (plan.folder / RESULTS).exists():
         raise StudyError(
@@ -425,7 +403,6 @@ def open_comparison(plan: ComparisonPlan) -> Study:
     for each in plan.configurations:
         for number in failed_last(each, plan.config.search.max_errors_in_a_row):
             del each.runs[number]
-    return study
 
 
 def _make_runs(
@@ -441,6 +418,9 @@ def _make_runs(
     configurations = plan.configurations
     with console.status("starting Ray"):
         size = connection.size(interrupt)
+        # imports ray
+        from autotune.execution import ray_tune  # noqa: PLC0415
+
         for each in configurations:
             size.check_holds(f"a run of {each.name}", *plan.placed(each.trial))
         tracker.wait()
@@ -465,10 +445,8 @@ def _make_runs(
         check_failures(each, plan.config.search.max_errors_in_a_row)
         return plan.objective.score(result) if result.outcome is Outcome.REACHED else None
 
-    def make_runs() -> None:
-        from autotune.execution import ray_tune  # noqa: PLC0415  # imports ray
-
-        trials = ray_tune.trial_manager(
+    def phases() -> Generator[TrialManager, None, None]:
+        yield ray_tune.trial_manager(
             plan,
             connection,
             Turns(batches, on_end),
@@ -480,14 +458,6 @@ def _make_runs(
             time_budget_seconds=None,
             max_concurrent_trials=num_workers,
         )
-        ray_tune.make_runs(
-            iter([trials]),
-            folder=plan.folder / ".ray",
-            interrupt=interrupt,
-            check_ray=connection.check,
-        )
-        if (error := trials.refusal or trials.policy.error) is not None:
-            raise error
 
     with (
         compiled_anew(plan.folder) as anew,
@@ -495,7 +465,7 @@ def _make_runs(
         display.status,
         plan.saved_on_notice(interrupt),
     ):
-        connection.run(make_runs, interrupt)
+        connection.run(lambda: ray_tune.make_runs(phases(), plan, connection, interrupt), interrupt)
 
 
 def check_failures(configuration: Compared, max_errors_in_a_row: int) -> None:

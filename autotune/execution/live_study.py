@@ -1,6 +1,7 @@
 """An open study: its storage, policy, tracker and terminal display."""
 
 import contextlib
+import logging
 import math
 import threading
 from collections import Counter
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from types import MappingProxyType
+from typing import Any
 
 import yaml
 from rich.console import Console
@@ -16,9 +18,10 @@ from rich.console import Console
 from autotune.config.command_line import Interrupt, interruptible
 from autotune.confirm.confirmation import PlannedRace, plan_race
 from autotune.confirm.race import RaceLimits, RaceState
+from autotune.errors import ClusterError
 from autotune.execution.cluster import RaySession
 from autotune.execution.launcher import Launcher, calling
-from autotune.execution.plan import StudyPlan
+from autotune.execution.plan import StudyPlan, TrainingPlan
 from autotune.execution.study_folder import log_file, sole_user
 from autotune.execution.trial_folder import RUNS_FOLDER, delete_files, run_names
 from autotune.files import FORMAT, FORMAT_KEY, replace_file
@@ -41,6 +44,8 @@ from autotune.search.warm_start import first_points
 from autotune.space import Suggestion
 from autotune.tracking.tracker import FinishedRun, StudyInfo
 from autotune.tracking.writer import TrackerWriter
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,22 +215,14 @@ def opened(
             storage failed within the context.
         ConfigError: the sampler, the storage or the tracker cannot be made.
     """
-    with (
-        interruptible() as interrupt,
-        sole_user(plan.folder),
-        log_file(plan.folder / "autotune.log", partial(say, console)),
-        told_storage_errors(plan.command_line()),
-        contextlib.ExitStack() as entered,
-    ):
-        study, sampler = open_study(
-            plan.name,
-            plan.folder,
-            storage_url=plan.config.search.storage,
-            make_sampler=plan.sampler,
-            seed=plan.config.study.seed,
-            definition=plan.definition(),
-        )
-        entered.enter_context(sole_driver(study, interrupt, partial(say, console)))
+    opened_folder = open_folder(
+        plan,
+        console=console,
+        connection=connection,
+        make_sampler=plan.sampler,
+        seed=plan.config.study.seed,
+    )
+    with opened_folder as (study, sampler, interrupt):
         if not study.metric_names:
             study.set_metric_names([plan.score_format.description])
         is_resumed = bool(study.get_trials(deepcopy=False))
@@ -249,12 +246,70 @@ def opened(
             launcher=launcher,
             interrupt=interrupt,
         )
-        try:
+        with closing_tracker(tracker):
             yield live
-        except BaseException as error:
-            tracker.close_if_open(is_interrupt=isinstance(error, KeyboardInterrupt))
-            raise
-        tracker.close_if_open(is_interrupt=True)
+
+
+@contextlib.contextmanager
+def open_folder(
+    plan: TrainingPlan, *, console: Console, connection: RaySession, **sampling: Any
+) -> Iterator[tuple[Study, PausingSampler | None, Interrupt]]:
+    """Open the folder and the storage of a study or a comparison, for this process alone.
+
+    Args:
+        sampling: further arguments of ``open_study``.
+
+    Yields:
+        The storage, what pauses trials, if anything does, and what a signal sets.
+
+    Raises:
+        StudyError: another process runs it, the stored one has another definition, or the storage
+            failed within the context.
+        ConfigError: the sampler or the storage cannot be made.
+        ClusterError: Ray was gone within the context.
+    """
+    with (
+        interruptible() as interrupt,
+        sole_user(plan.folder),
+        log_file(plan.folder / "autotune.log", partial(say, console)),
+        told_storage_errors(plan.resume_command()),
+    ):
+        study, sampler = open_study(
+            plan.name,
+            plan.folder,
+            storage_url=plan.config.search.storage,
+            definition=plan.definition(),
+            **sampling,
+        )
+        try:
+            with sole_driver(study, interrupt, partial(say, console)):
+                yield study, sampler, interrupt
+        except ClusterError as error:
+            if not connection.is_lost:
+                raise
+            raise ClusterError(
+                f"{error}; what was found is kept, and the study goes on with:"
+                f" {plan.resume_command()}"
+            ) from error
+
+
+@contextlib.contextmanager
+def closing_tracker(tracker: TrackerWriter) -> Iterator[None]:
+    """Context at whose end a tracker is closed, however it ends."""
+    try:
+        yield
+    except BaseException as error:
+        # before the connection to a Ray that is gone, which may hang now
+        tracker.close_if_open(is_interrupt=isinstance(error, KeyboardInterrupt))
+        raise
+    tracker.close_if_open(is_interrupt=True)
+
+
+def say_interrupted(console: Console, plan: TrainingPlan) -> None:
+    """Print how a study or a comparison is continued that a signal has ended."""
+    said = f"interrupted; the same study goes on with\n  {plan.resume_command()}"
+    logger.warning(said)  # where the terminal is gone
+    say(console, said)
 
 
 def say(console: Console, line: str, style: str | None = None) -> None:

@@ -193,6 +193,16 @@ class TrainingPlan:
             with suppress(OSError):  # it has states
                 states.rmdir()
 
+    def resume_command(self) -> str:
+        """Command line that continues the study or comparison, without passwords."""
+        return self.command_line()
+
+    def definition(self) -> dict[str, Any]:
+        """Settings that must be equal for two commands to mean the same study or comparison, as
+        plain JSON.
+        """
+        raise NotImplementedError
+
     def command_line(
         self, subcommand: Sequence[str] = (), replaced: Mapping[str, object] | None = None
     ) -> str:

@@ -8,7 +8,8 @@ Ray's own experiment state, loggers and signal handling are off: a study resumes
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +101,11 @@ def trial_manager(
 
 
 def make_runs(
-    phases: Iterator[TrialManager],
-    *,
-    folder: Path,
+    phases: Generator[TrialManager, None, None],
+    plan: TrainingPlan,
+    connection: RaySession,
     interrupt: Interrupt,
-    check_ray: Callable[[], None],
-) -> TrialManager:
+) -> None:
     """Make the runs of all phases, or those until ``interrupt`` is set; after its notice, until the
     runs at work are saved.
 
@@ -113,14 +113,20 @@ def make_runs(
 
     Args:
         phases: at least one; see ``Phases``.
-        folder: folder for the files that Ray cannot do without; deleted before and after.
-        check_ray: raises if Ray is gone; called before the death of a worker is held against its
-            run.
 
-    Returns:
-        The trial manager of the last phase.
+    Raises:
+        AutotuneError: every further run would fail, or Ray is gone.
     """
-    trials = Phases(phases)
+    folder = plan.folder / ".ray"  # for files that Ray cannot do without
+    with closing(phases):
+        trials = _make_runs(Phases(phases), folder, interrupt, connection.check)
+    if (error := trials.refusal or trials.policy.error) is not None:
+        raise error
+
+
+def _make_runs(
+    trials: Phases, folder: Path, interrupt: Interrupt, check_ray: Callable[[], None]
+) -> TrialManager:
     shutil.rmtree(folder, ignore_errors=True)
     try:
         tune.run(

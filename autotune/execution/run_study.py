@@ -5,11 +5,10 @@ folder is derived from the storage, so the same command resumes a study wherever
 stopped.
 """
 
-import logging
 import shutil
 import threading
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 
 from rich.console import Console
 
@@ -17,13 +16,12 @@ from autotune.config.command_line import EXIT_WORKER_ERROR
 from autotune.confirm.confirmation import Confirmation, conclude, confirmation_seed
 from autotune.confirm.race import RaceState
 from autotune.confirm.turns import Turns, compiled_anew, num_side_by_side, quiet
-from autotune.errors import ClusterError
 from autotune.execution.cluster import ClusterSize, RaySession
 from autotune.execution.conclusion import conclude_study, import_for_conclusion
 from autotune.execution.devices import Devices
 from autotune.execution.exported import keep_first_weights, run_weights_path
 from autotune.execution.launcher import Launcher
-from autotune.execution.live_study import LiveStudy, opened, say
+from autotune.execution.live_study import LiveStudy, opened, say, say_interrupted
 from autotune.execution.plan import StudyPlan
 from autotune.execution.task import TrialTask
 from autotune.execution.trial_manager import TrialManager
@@ -37,8 +35,6 @@ from autotune.search.outlook import NUM_AHEAD
 from autotune.search.points import num_points
 from autotune.search.study import confirmations, store_confirmation
 from autotune.tracking.tracker import StudyEnd
-
-logger = logging.getLogger(__name__)
 
 
 def run_study(
@@ -73,19 +69,10 @@ def run_study(
             confirmation = _search_and_confirm(live)
             if not live.interrupt.is_set():
                 return conclude_study(live, confirmation)
-        except ClusterError as error:
-            if not connection.is_lost:
-                raise
-            raise ClusterError(
-                f"{error}; what was found is kept, and the study goes on with:"
-                f" {plan.command_line()}"
-            ) from error
         except KeyboardInterrupt:  # a second Ctrl-C ends the study at once
             live.interrupt.set()
             live.tracker.close_seconds = 1.0
-        said = f"interrupted; the same study goes on with\n  {plan.command_line()}"
-        logger.warning(said)  # where the terminal is gone
-        say(console, said)
+        say_interrupted(console, plan)
         return live.interrupt.exit_code
 
 
@@ -118,9 +105,10 @@ def _search_and_confirm(live: LiveStudy) -> Confirmation | None:
     connection.start()
     try:
         with live.console.status("starting Ray") as status:
-            if plan.config.cluster.is_local:  # else Ray must first know whether it needs a token
-                # imports ray.tune while Ray starts
-                import autotune.execution.ray_tune  # noqa: F401, PLC0415
+            if not plan.config.cluster.is_local:  # Ray must first know whether it needs a token
+                connection.size(interrupt)
+            # imports ray.tune while Ray starts
+            from autotune.execution import ray_tune  # noqa: PLC0415
 
             size = connection.size(interrupt)
             if not plan.may_grow:
@@ -129,27 +117,15 @@ def _search_and_confirm(live: LiveStudy) -> Confirmation | None:
             live.tracker.wait()  # raises the tracker's errors before anything is trained
         with ExitStack() as shown, plan.saved_on_notice(interrupt):
             phases = _phases(live, size, shown)
-            connection.run(lambda: _make_runs(live, phases), interrupt)
+            connection.run(
+                lambda: ray_tune.make_runs(phases, plan, connection, interrupt), interrupt
+            )
         if interrupt.is_set():
             return None
     finally:
         if not connection.is_lost:  # otherwise it is closed last: what Ray does then is uncertain
             connection.close()
     return _conclude_stored(live)
-
-
-def _make_runs(live: LiveStudy, phases: Generator[TrialManager, None, None]) -> None:
-    from autotune.execution import ray_tune  # noqa: PLC0415  # imports ray
-
-    with closing(phases):
-        last = ray_tune.make_runs(
-            phases,
-            folder=live.plan.folder / ".ray",
-            interrupt=live.interrupt,
-            check_ray=live.connection.check,
-        )
-    if (error := last.refusal or last.policy.error) is not None:
-        raise error
 
 
 def _phases(

@@ -22,14 +22,14 @@ from autotune.confirm.compare import (
     ComparisonPlan,
     check_failures,
     compose_configurations,
-    open_comparison,
     plan_comparison,
+    take_earlier_runs,
 )
 from autotune.errors import ConfigError, StudyError, WorkerError
 from autotune.objective import AmortisedTime
 from autotune.outcome import Outcome
 from autotune.reporting.comparison import Compared
-from autotune.search.study import store_confirmation
+from autotune.search.study import Study, open_study, store_confirmation
 from tests.support.patience import exit_code, wait_until
 from tests.support.records import make_evaluation, make_result
 from tests.support.studies import runs_of
@@ -194,6 +194,12 @@ def planned(tmp_path: Path) -> Callable[..., ComparisonPlan]:
     return plan
 
 
+def open_comparison(plan: ComparisonPlan) -> Study:
+    study, _ = open_study(plan.name, plan.folder, storage_url=None, definition=plan.definition())
+    take_earlier_runs(plan, study)
+    return study
+
+
 def test_a_comparison_has_the_runs_of_earlier_processes_and_may_have_more_of_them(
     planned: Callable[..., ComparisonPlan],
 ) -> None:
@@ -300,7 +306,7 @@ def test_a_comparison_that_was_killed_or_interrupted_continues_where_it_stopped(
         assert (tmp_path / "err.txt").read_text() == ""
     said = (tmp_path / "out.txt").read_text().splitlines()
     assert f"  interrupted after {len(made[-1])} of 12 runs" in said
-    assert said[-2] == "interrupted; the same comparison continues with"
+    assert said[-2] == "interrupted; the same study goes on with"
     python, dash_m, autotune, subcommand, *arguments = shlex.split(said[-1])
     assert (python, dash_m, autotune, subcommand) == ("python", "-m", "autotune", "compare")
     assert sorted(arguments) == sorted(command)
