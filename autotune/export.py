@@ -3,8 +3,7 @@ writes its best configuration as an experiment, ``autotune report study=NAME [ou
 HTML report again.
 
 The weights of the winner's first confirmation run that reached the target are copied beside the
-experiment, if workers could keep them. ``export script=FILE`` writes a plain PyTorch program that
-needs no autotune.
+experiment, if workers could keep them.
 """
 
 import re
@@ -22,10 +21,7 @@ from autotune.files import check_format, make_folder, replace_file, replacing
 from autotune.remote import refuse_url, user_path
 from autotune.reporting.study_files import read_summary
 
-_PURPOSE = (
-    "Write what a study found as an experiment, DIR/experiment/NAME.yaml, that runs by name, or as"
-    " a plain PyTorch program."
-)
+_PURPOSE = "Write what a study found as an experiment, DIR/experiment/NAME.yaml, that runs by name."
 _REPORT_PURPOSE = (
     "Write the HTML report of a study from the files in its folder: report.html, one page that"
     " opens offline."
@@ -37,11 +33,8 @@ class ExportKeys:
     """Keys of ``autotune export``."""
 
     study: str = own_key(..., "a study of the folder", shown="NAME")
-    experiment: str | None = own_key(
-        None, "the name that the experiment gets", name="as", shown="EXPERIMENT"
-    )
-    script: str | None = own_key(
-        None, "the file of a program that trains it without autotune", shown="FILE.py"
+    experiment: str = own_key(
+        ..., "the name that the experiment gets", name="as", shown="EXPERIMENT"
     )
     folder: str = own_key("outputs", "where studies are kept")
     overwrite: bool = own_key(False, "true replaces what has that name", shown="true")
@@ -65,37 +58,25 @@ def export_command(arguments: Sequence[str]) -> int:
         _PURPOSE,
         own_keys_help(ExportKeys),
         arguments,
-        takes="study=NAME [as=NAME --config-dir DIR] [script=FILE]",
+        takes="study=NAME as=NAME --config-dir DIR",
     )
     own, others = read_own_keys(ExportKeys, line.overrides)
     refuse_other_keys(ExportKeys, others)
-    if own.experiment is None and own.script is None:
-        raise ConfigError("as: missing; give as=EXPERIMENT with --config-dir, or script=FILE.py")
-    if len(line.config_dirs) != (own.experiment is not None):
+    if len(line.config_dirs) != 1:
         raise ConfigError(
             f"--config-dir: found {len(line.config_dirs)} folders; as=EXPERIMENT needs one, which"
             " the experiment is written to"
         )
     refuse_url(own.folder, "folder")
-    for folder in line.config_dirs:
-        refuse_url(folder, "--config-dir")
-    refuse_url(own.script or "", "script", "a file of this machine")
-    study_folder = Path(own.folder) / own.study
-    text = _best_yaml(study_folder)
-    if own.experiment is not None:
-        _export_experiment(own, line.config_dirs[0], study_folder, text)
-    if own.script is not None:
-        source, path = study_folder / "best.py", user_path(own.script)
-        if not source.is_file():
-            raise StudyError(f"{source}: is not there; the study's summary says why")
-        _write(path, source.read_text(encoding="utf-8"), overwrite=own.overwrite)
-        print(f"run it: python {shlex.quote(str(path))}")
+    refuse_url(line.config_dirs[0], "--config-dir")
+    _export_experiment(own, line.config_dirs[0], Path(own.folder) / own.study)
     return 0
 
 
-def _export_experiment(own: ExportKeys, config_dir: str, study_folder: Path, text: str) -> None:
+def _export_experiment(own: ExportKeys, config_dir: str, study_folder: Path) -> None:
     """Write the experiment file, and the weights beside it."""
-    exported, known = own.experiment or "", read_summary(study_folder / "best.json")
+    text, exported = _best_yaml(study_folder), own.experiment
+    known = read_summary(study_folder / "best.json")
     if not re.fullmatch(r"\w[\w-]*(/\w[\w-]*)*", exported, re.ASCII):
         raise ConfigError(
             f"as: found {exported!r}, use letters, digits, '_' and '-', and folders as in"
@@ -106,7 +87,13 @@ def _export_experiment(own: ExportKeys, config_dir: str, study_folder: Path, tex
             f"as: found {exported}, the experiment that the study started from; use another name"
         )
     path = user_path(config_dir) / "experiment" / f"{exported}.yaml"
-    _write(path, text, overwrite=own.overwrite)
+    if not own.overwrite and path.exists() and path.read_bytes() != text.encode():
+        raise ConfigError(
+            f"{path}: is there already and says something else; use another name, or overwrite=true"
+        )
+    make_folder(path.parent)
+    replace_file(path, text)
+    print(f"wrote {path}")
     weights, copy = study_folder / "best.safetensors", path.with_suffix(".safetensors")
     copy.unlink(missing_ok=True)  # that of an earlier export
     if weights.is_file():  # workers on other machines could not leave them in the study's folder
@@ -119,17 +106,6 @@ def _export_experiment(own: ExportKeys, config_dir: str, study_folder: Path, tex
     for folder in dict.fromkeys([config_dir, *kept]):
         words += ["--config-dir", folder]
     print(f"run it: python -m autotune train {shlex.join(words)}")
-
-
-def _write(path: Path, text: str, *, overwrite: bool) -> None:
-    """Write a file; what says something else is only replaced if the user said so."""
-    if not overwrite and path.exists() and path.read_bytes() != text.encode():
-        raise ConfigError(
-            f"{path}: is there already and says something else; use another name, or overwrite=true"
-        )
-    make_folder(path.parent)
-    replace_file(path, text)
-    print(f"wrote {path}")
 
 
 def _best_yaml(folder: Path) -> str:

@@ -46,7 +46,6 @@ STUDY_FILES = (
     StudyFile("best.json", "replaced", "every confirmation run, speed-up, candidates", True),
     StudyFile("summary.json", "replaced", "the same, also where nothing was confirmed", True),
     StudyFile("best.yaml", "replaced", "the winner as an experiment", True),
-    StudyFile("best.py", "replaced", "the winner as a PyTorch program", True),
     StudyFile("best_arguments.yaml", "replaced", "the winner's arguments of a function", True),
     StudyFile("trials.csv", "appended", "a row a trial", True),
     StudyFile("pareto_front.csv", "replaced", "the trials that none is better than in all", True),

@@ -105,7 +105,6 @@ def rows(data_root: str | None) -> list[Row]:
             limit_seconds=150,
             holds=lambda found: not found["outcomes"].get("ERRORED", 0),
         ),
-        Row(name="script", arguments=("outputs/gpu_cnn/best.py",), limit_seconds=60),
         Row(
             name="compare",
             arguments=(

@@ -108,10 +108,6 @@ def test_a_function_of_a_script_is_tuned_to_a_confirmed_result(tmp_path: Path) -
     assert found["optuna"] >= 6
     assert found["exported"].startswith("# Best of study line: fit(lr=")
     assert (tmp_path / "outputs/line/best_arguments.yaml").read_text() == found["exported"]
-    assert not (tmp_path / "outputs/line/best.py").exists()
-    refused = autotune_in(tmp_path, "export", "study=line", "script=fit.py")
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "best.py: is not there; the study's summary says why" in refused.stderr
     assert Path(tmp_path, found["weights"]).is_file()
     assert len(ran.stdout.splitlines()) == 1, "quiet=True prints nothing"
     trace = (tmp_path / "outputs/line/trace.csv").read_text()

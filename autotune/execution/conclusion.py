@@ -23,7 +23,7 @@ from autotune.execution.exported import (
     exported_experiment,
     exported_model,
     keep_best_weights,
-    write_program,
+    write_arguments,
 )
 from autotune.execution.live_study import LiveStudy, busy_seconds, say
 from autotune.execution.plan import StudyPlan
@@ -77,14 +77,14 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
     """
     end, folder = _Conclusion(live, confirmation), live.plan.folder
     try:
-        no_script = end.write_files()
+        end.write_files()
     except (FileError, OSError) as error:
         command = live.plan.command_line()
         raise StudyError(
             f"{error}; every run is kept, and the files are written with: {command}"
         ) from error
     try:
-        exit_code = end.print(no_script)
+        exit_code = end.print()
         live.delete_leftovers(
             confirmation.runs if confirmation else {},
             winner=end.best.trial if end.best else None,
@@ -99,10 +99,8 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
 
 
 def import_for_conclusion() -> None:
-    """Import what a conclusion needs, the exported program's and the report's libraries, which
-    takes seconds.
-    """
-    for name in ("training.standalone", "training.trained_model", "reporting.html"):
+    """Import what a conclusion needs, the report's libraries above all, which takes seconds."""
+    for name in ("training.trained_model", "reporting.html"):
         with contextlib.suppress(Exception):  # raised again where it is needed
             importlib.import_module(f"autotune.{name}")
 
@@ -143,12 +141,8 @@ class _Conclusion:
             result.last.train_seconds for result in self.results if result.last
         )
 
-    def write_files(self) -> str | None:
-        """Write all result files but figures and report; an earlier report is deleted.
-
-        Returns:
-            Why there is no script of what is exported; None if there is one or nothing is exported.
-        """
+    def write_files(self) -> None:
+        """Write all result files but figures and report; an earlier report is deleted."""
         plan, policy, folder = self.plan, self.policy, self.plan.folder
         (folder / REPORT).unlink(missing_ok=True)
         summary, unit = json_text(self.summary()), plan.score_format.unit
@@ -165,21 +159,14 @@ class _Conclusion:
         if self.front is not None:
             write_csv(folder / "pareto_front.csv", self.front.header, self.front.rows)
         if self.confirmation is None or self.best is None:
-            return None
+            return
         replace_file(folder / "best.json", summary)
         comments = _origin(plan, self.confirmation, self.best)
         seed = policy.results[self.best.trial].seed
         text, trial = exported_experiment(plan.composer, self.best.suggestion, seed, comments)
         replace_file(folder / "best.yaml", text)
         keep_best_weights(folder, self.best.trial)
-        return write_program(
-            folder,
-            trial,
-            text,
-            num_threads=plan.num_threads(trial),
-            number=self.best.trial,
-            searched=plan.space.keys,
-        )
+        write_arguments(folder, trial, number=self.best.trial, searched=plan.space.keys)
 
     def summary(self) -> dict[str, Any]:
         """Content of ``summary.json`` and ``best.json``: the study's result as plain data, for
@@ -303,7 +290,7 @@ class _Conclusion:
             make_model=make_model,
         )
 
-    def print(self, no_script: str | None) -> int:
+    def print(self) -> int:
         """Print what the study found, and return the exit code.
 
         What is raised is that of ``conclude_study``.
@@ -332,7 +319,7 @@ class _Conclusion:
             )
             _say_page(self.live)
         else:
-            self._print_confirmed(self.confirmation, no_script)
+            self._print_confirmed(self.confirmation)
         return 0
 
     def _lost(self) -> str | None:
@@ -344,7 +331,7 @@ class _Conclusion:
         spent = f"{format_seconds(lost)} of training, after the last states of lost workers"
         return f"{spent}; saving took {format_seconds(saving)}"
 
-    def _print_confirmed(self, confirmation: Confirmation, no_script: str | None) -> None:
+    def _print_confirmed(self, confirmation: Confirmation) -> None:
         plan, is_exported = self.plan, _is_exported(confirmation)
         contentions = [run.contention for run in self.runs if run.contention is not None]
         marked = (
@@ -365,7 +352,6 @@ class _Conclusion:
             ("lost", self._lost()),
             ("devices", differing_devices(self.runs)),
             ("marked", marked),
-            ("script", no_script and f"none: {no_script}"),
             ("further", self._outlook(confirmation)),
             ("report", shown_path(plan.folder / REPORT)),
             ("folder", shown_path(plan.folder)),

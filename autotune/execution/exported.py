@@ -1,6 +1,6 @@
-"""What a study exports: the winner as an experiment file that runs by name, and as a program
-without autotune, or as a call of the user's own function; and its weights, which are those of the
-first confirmation run of the best configuration that reached the target.
+"""What a study exports: the winner as an experiment file that runs by name, and as a call of the
+user's own function; and its weights, which are those of the first confirmation run of the best
+configuration that reached the target.
 
 Workers write weights into the study's folder if their machine has that folder. The first weights of
 each configuration are kept until the best one is known; its weights are kept as long as the study.
@@ -8,7 +8,6 @@ each configuration are kept until the best one is known; its weights are kept as
 
 import contextlib
 import os
-import re
 import shlex
 import shutil
 from collections.abc import Collection, Mapping, Sequence
@@ -26,9 +25,6 @@ from autotune.redaction import MARK, without_secrets_in
 from autotune.space import Suggestion
 from autotune.yaml_files import yaml_text
 
-SCRIPT, ARGUMENTS = "best.py", "best_arguments.yaml"
-"""Names, in a study's folder, of the winner as a program, and as arguments of the user's own
-function; a study has at most one."""
 WEIGHTS = "best.safetensors"
 _WEIGHTS_FOLDER = ".weights"
 
@@ -94,54 +90,30 @@ def compose_exported(
     ).compose()
 
 
-def write_program(
-    folder: Path,
-    config: TrialConfig,
-    best_yaml: str,
-    *,
-    num_threads: int,
-    number: int = 0,
-    searched: Collection[str] = (),
-) -> str | None:
-    """Write the winner into a study's folder as a program that needs no autotune, with the comments
-    of ``best.yaml`` on where it comes from, or as the arguments of the user's own function.
+def write_arguments(
+    folder: Path, config: TrialConfig, *, number: int = 0, searched: Collection[str] = ()
+) -> None:
+    """Write ``best_arguments.yaml``, the winner as the arguments of the user's own function or
+    command, into a study's folder. A winner of autotune's own loop has none.
 
     Args:
         number: the winner's number among the trials.
         searched: the keys of the search space.
-
-    Returns:
-        Why there is no program; None where one was written, or where the function is the user's
-        own.
     """
-    for name in (SCRIPT, ARGUMENTS):
-        (folder / name).unlink(missing_ok=True)
-    if config.training is not None:
-        arguments = {key: config.training[key] for key in config.training if key[0] != "_"}
-        function = str(config.training["_target_"]).rpartition(".")[2]
-        call = None
-        if config.is_command:
-            command = arguments.pop("command")
-            devices = config.num_workers
-            parts = filled(
-                command, arguments, folder=folder / "best", number=number, devices=devices
-            )
-            arguments, call = _flat(arguments), shlex.join(parts)
-        if config.num_workers > 1 or "parallelism.num_workers" in searched:
-            arguments["devices"] = config.num_workers
-        text = arguments_yaml(function, arguments, study=folder.name, call=call)
-        replace_file(folder / ARGUMENTS, text)
-        return None
-    # imports all that trains, needed only at the end
-    from autotune.training.standalone import standalone_script  # noqa: PLC0415
-
-    comments = re.findall(r"^# (?!@package|Format )(.*)", best_yaml, re.MULTILINE)
-    try:
-        text = standalone_script(config, num_threads=num_threads, comments=comments)
-    except ConfigError as error:
-        return str(error)
-    replace_file(folder / SCRIPT, text)
-    return None
+    if config.training is None:
+        return
+    arguments = {key: config.training[key] for key in config.training if key[0] != "_"}
+    function = str(config.training["_target_"]).rpartition(".")[2]
+    call = None
+    if config.is_command:
+        command = arguments.pop("command")
+        devices = config.num_workers
+        parts = filled(command, arguments, folder=folder / "best", number=number, devices=devices)
+        arguments, call = _flat(arguments), shlex.join(parts)
+    if config.num_workers > 1 or "parallelism.num_workers" in searched:
+        arguments["devices"] = config.num_workers
+    text = arguments_yaml(function, arguments, study=folder.name, call=call)
+    replace_file(folder / "best_arguments.yaml", text)
 
 
 def arguments_yaml(

@@ -1,6 +1,4 @@
-"""What a study's folder holds of its winner besides ``best.yaml``: a program or arguments, and the
-weights of which run.
-"""
+"""What a study's folder holds of its winner besides ``best.yaml``: arguments, and weights."""
 
 import shlex
 from dataclasses import replace
@@ -18,7 +16,7 @@ from autotune.execution.exported import (
     keep_best_weights,
     keep_first_weights,
     run_weights_path,
-    write_program,
+    write_arguments,
 )
 from autotune.outcome import Outcome
 from autotune.yaml_files import read_yaml
@@ -51,14 +49,6 @@ def test_a_text_is_checked_as_a_file_is(text: str, told: str) -> None:
     assert str(error.value).startswith(f"experiment autotune_exported: {told}")
 
 
-def test_a_winner_that_no_script_can_say_leaves_none_and_says_why(tmp_path: Path) -> None:
-    (tmp_path / "best.py").write_text("of an earlier end of the study")
-    config = Composer(["experiment=prune"]).compose().trial
-    reason = write_program(tmp_path, config, "", num_threads=1)
-    assert reason == "technique: found Pruning; a stand-alone script can have none"
-    assert [*tmp_path.iterdir()] == []
-
-
 def test_a_winner_of_a_function_leaves_its_arguments_and_its_call(tmp_path: Path) -> None:
     training = "{_target_: my_fit.train, lr: 0.03, widths: [8, 16], name: plain}"
     config = (
@@ -66,7 +56,7 @@ def test_a_winner_of_a_function_leaves_its_arguments_and_its_call(tmp_path: Path
         .compose()
         .trial
     )
-    assert write_program(tmp_path, config, "", num_threads=1) is None
+    write_arguments(tmp_path, config)
     assert [path.name for path in tmp_path.iterdir()] == ["best_arguments.yaml"]
     assert (
         (tmp_path / "best_arguments.yaml").read_text()
@@ -81,7 +71,7 @@ def test_a_winner_says_its_devices_where_they_were_searched(tmp_path: Path) -> N
         Composer(["experiment=cnn"]).compose().trial,
         training={"_target_": COMMAND, "command": command, "lr": 0.03},
     )
-    write_program(tmp_path, config, "", num_threads=1, searched={"parallelism.num_workers"})
+    write_arguments(tmp_path, config, searched={"parallelism.num_workers"})
     assert (
         (tmp_path / "best_arguments.yaml").read_text()
         == f"# Best of study {tmp_path.name}: torchrun --nproc_per_node=1 t.py 0.03\n"
@@ -95,7 +85,7 @@ def test_a_command_of_a_winner_can_be_run_as_it_stands(tmp_path: Path) -> None:
         Composer(["experiment=cnn"]).compose().trial,
         training={"_target_": COMMAND, "command": command, "m": {"w": 8}, "name": "a b"},
     )
-    write_program(tmp_path, config, "", num_threads=1, number=4)
+    write_arguments(tmp_path, config, number=4)
     call, arguments = (tmp_path / "best_arguments.yaml").read_text().split("\n", 1)
     best = tmp_path / "best"
     assert shlex.split(call.partition(": ")[2]) == [

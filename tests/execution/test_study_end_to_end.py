@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ from autotune.files import STUDY_FILES
 from autotune.search.study import confirmations, read_study
 from autotune.train import train_command
 from autotune.training.checkpoint import read_weights
-from autotune.training.loop import train
 from autotune.tune_study import tune_command
 from tests.support.studies import rows_of, runs_of
 
@@ -117,7 +115,6 @@ def test_its_folder_holds_every_file(study: Whole) -> None:
     recording = {"study.yaml", "space.yaml", "trials.parquet", "curves.parquet"}
     assert files == {
         "best.yaml",
-        "best.py",
         "best.json",
         "best.safetensors",
         f".weights/trial-{best}.safetensors",
@@ -244,25 +241,6 @@ def test_the_export_has_the_weights_of_a_confirmation_run_that_reached_the_targe
 def test_the_export_trains_to_the_target(exported: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert train_command(["experiment=found", "--config-dir", exported]) == 0
     assert "outcome REACHED" in capsys.readouterr().out
-
-
-def test_the_exported_script_trains_what_the_export_trains(
-    study: Whole, exported: str, tmp_path: Path
-) -> None:
-    script = tmp_path / "scripts" / "found.py"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(study.working_folder)
-        assert export_command(["study=whole", f"script={script}"]) == 0
-    assert script.read_text() == (study.folder / "best.py").read_text()
-    assert "# Exported by autotune from study whole, " in script.read_text()
-    ran = subprocess.run(
-        [sys.executable, "-I", script], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    config = Composer(["experiment=found"], [str(study.working_folder / exported)]).compose().trial
-    assert re.findall(r"loss (\S+)", ran.stdout) == [
-        f"{evaluation.loss:.6f}" for evaluation in train(config)
-    ]
 
 
 def test_an_export_does_not_replace_another(study: Whole, exported: str, commands: Any) -> None:

@@ -2,9 +2,7 @@
 comment's next line, or a formula.
 """
 
-import ast
 import csv
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,74 +10,17 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
-from autotune.config.compose import Composer
-from autotune.config.schema import TrialConfig
-from autotune.errors import AutotuneError, ConfigError
+from autotune.errors import AutotuneError
 from autotune.execution.exported import arguments_yaml
 from autotune.outcome import Outcome
 from autotune.reporting.study_files import write_trials
 from autotune.space import SearchSpace
 from autotune.training.checkpoint import save_weights
-from autotune.training.standalone import standalone_script
 from autotune.training.trained_model import trained_model
-from tests.support.fuzz import examples
 from tests.support.records import make_result
 
 EVIL = "x'''\"\"\"\\\n\r\u2028import os; os.system('touch owned') #{{ 7 * 7 }}{% raw %}"
-
-
-@pytest.fixture(scope="module")
-def config() -> TrialConfig:
-    return Composer(["experiment=cnn"]).compose().trial
-
-
-def _calls(source: str) -> set[str]:
-    """Names of what a program calls."""
-    called = (node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
-    return {node.attr if isinstance(node, ast.Attribute) else ast.unparse(node) for node in called}
-
-
-def test_an_arguments_name_does_not_become_code_in_a_script(config: TrialConfig) -> None:
-    # torch.nn.Identity takes arguments of any name, so nothing before the script refuses this one
-    model = {"_target_": "torch.nn.Identity", "a=__import__('os').system('touch owned'), b": 1}
-    with pytest.raises(
-        ConfigError,
-        match=(
-            r"model: found the argument .*; a stand-alone script can have the name of a"
-            r" Python"
-        ),
-    ):
-        standalone_script(dataclasses.replace(config, model=model), num_threads=1)
-    with pytest.raises(ConfigError, match="found the argument 'lambda'"):
-        standalone_script(
-            dataclasses.replace(config, model={"_target_": "torch.nn.Identity", "lambda": 1}),
-            num_threads=1,
-        )
-
-
-def test_a_comment_does_not_become_code_in_a_script(config: TrialConfig) -> None:
-    plain = standalone_script(config, num_threads=1, comments=["from a study"])
-    for comment in (EVIL, "a\rimport os", "a\nimport os", "a\x0cimport os"):
-        script = standalone_script(config, num_threads=1, comments=[comment])
-        assert ast.dump(ast.parse(script)) == ast.dump(ast.parse(plain))
-
-
-@examples(5)
-@given(st.text(max_size=30))
-def test_a_value_does_not_become_code_in_a_script(text: str) -> None:
-    config = Composer(["experiment=cnn"]).compose().trial
-    target = dataclasses.replace(config.target, metric=text + EVIL)
-    model = {"_target_": "torch.nn.Identity", "a": text + EVIL, "b": [text, {text: EVIL}]}
-    plain = standalone_script(
-        dataclasses.replace(config, model={**model, "a": "a", "b": []}), num_threads=1
-    )
-    script = standalone_script(
-        dataclasses.replace(config, model=model, target=target), num_threads=1
-    )
-    assert _calls(script) == _calls(plain)
 
 
 def test_an_arguments_name_does_not_become_a_key_of_best_arguments() -> None:
