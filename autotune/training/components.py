@@ -138,9 +138,7 @@ def make_components(
         loss = make_part(config.loss, allowed, "loss")
         shared = SharedModel(model)
         if ranks.is_joined:
-            shared = strategy.share(
-                model, ranks, precision, lambda raw, targets: loss(precision.outputs(raw), targets)
-            )
+            shared = strategy.share(model, ranks, precision)
     else:
         reset_model(reuse.model, model)
         model, technique, loss, shared = reuse.model, reuse.technique, reuse.loss, reuse.shared
@@ -234,7 +232,7 @@ def _make_optimizer(
     arguments = accepted_arguments(factory, offered) | kernel_arguments(config, factory)
     if shared.mixes_tensors and "foreach" in inspect.signature(factory.func).parameters:
         arguments["foreach"] = False
-    positional = () if "model" in arguments else (list(shared.trained_parameters()),)
+    positional = () if "model" in arguments else (list(shared.model.parameters()),)
     optimizer = call(factory, "optimizer", *positional, **arguments)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(

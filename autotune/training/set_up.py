@@ -306,7 +306,7 @@ class Run:
             self.ranks.size == 1 or parts.shared.scores_alone
         )
         if config.evaluation_batch_size is None and not is_halved:
-            trained = self.batch_size // num_parts // config.parallelism.get("num_micro_batches", 1)
+            trained = self.batch_size // num_parts
             size = min(size, trained, config.runtime.micro_batch_size or trained)
         with self._scoring(parts):
             while True:

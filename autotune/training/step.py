@@ -107,7 +107,6 @@ class BatchGradients:
         runtime, compute = config.runtime, _compute_loss(self.parts, precision)
         self._is_compiled = runtime.compile is not None
         self._micro_batch_size = runtime.micro_batch_size
-        self._autocast = precision.autocast
         self._compute = (
             torch.compile(compute, mode=runtime.compile, dynamic=False)
             if self._is_compiled
@@ -156,10 +155,6 @@ class BatchGradients:
         Batch normalisation sees one micro-batch at a time.
         """
         shared, size = self.parts.shared, self._micro_batch_size or len(inputs)
-        if shared.adds_gradients:
-            with self._autocast():
-                shared.add_gradients(inputs, targets)
-            return
         *earlier, last = zip(torch.split(inputs, size), torch.split(targets, size), strict=True)
         with shared.accumulating():
             for part in earlier:

@@ -49,10 +49,6 @@ class SimpleCNN(nn.Module):
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Linear(channels * size[0] * size[1], num_classes)
 
-    def pipeline_layers(self) -> Sequence[nn.Module]:
-        """The modules of the forward pass, in the order in which they are applied."""
-        return [*self.features, nn.Flatten(), self.classifier]
-
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits of images."""
         logits: Tensor = self.classifier(self.features(inputs).flatten(1))

@@ -60,10 +60,6 @@ class MLP(nn.Module):
         self.hidden = nn.Sequential(*layers)
         self.classifier = nn.Linear(num_features, num_classes)
 
-    def pipeline_layers(self) -> Sequence[nn.Module]:
-        """The modules of the forward pass, in the order in which they are applied."""
-        return [nn.Flatten(), *self.hidden, self.classifier]
-
     def tensor_plan(self, size: int) -> Mapping[str, parallel.ParallelStyle]:
         """How ``size`` ranks share the weights: without norms, layers are split by columns and by
         rows in turns; with norms, by columns.

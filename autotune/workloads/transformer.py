@@ -88,19 +88,6 @@ class Transformer(nn.Module):
         """The transformer blocks, whose activations may be recomputed."""
         return list(self.layers)
 
-    def pipeline_layers(self) -> Sequence[nn.Module]:
-        """The modules of the forward pass, in the order in which they are applied.
-
-        Raises:
-            ConfigError: the head shares its weights with the token embedding.
-        """
-        if self.head.linear.weight is self.embedding.tokens.weight:
-            raise ConfigError(
-                "model.tied_head: found true, use false with parallelism=pipeline, which puts both"
-                " ends on different workers"
-            )
-        return [self.embedding, *self.layers, self.head]
-
     def tensor_plan(self, size: int) -> Mapping[str, parallel.ParallelStyle]:
         """How ``size`` ranks share the weights: each block's heads and hidden units are divided
         among them.

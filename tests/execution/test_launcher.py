@@ -337,10 +337,7 @@ def test_what_keeps_pythons_lock_is_ended_by_a_timer(group: ProcessGroup, make_t
     [
         (),
         ("parallelism=ddp",),
-        *(
-            pytest.param((f"parallelism={name}", "optimizer=adamw"), marks=pytest.mark.slow)
-            for name in ("fsdp", "pipeline")
-        ),
+        pytest.param(("parallelism=fsdp", "optimizer=adamw"), marks=pytest.mark.slow),
     ],
 )
 def test_a_paused_training_goes_on_in_another_process(
@@ -378,7 +375,7 @@ def test_a_training_that_cannot_be_saved_continues(
         (["parallelism=ddp", "target.value=0.5", "optimizer.lr=0.05"], Outcome.REACHED),
         (["parallelism=ddp", "batch_size=33"], Outcome.INVALID),
         pytest.param(
-            ["parallelism=pipeline", "optimizer.lr=1e30"], Outcome.DIVERGED, marks=pytest.mark.slow
+            ["parallelism=fsdp", "optimizer.lr=1e30"], Outcome.DIVERGED, marks=pytest.mark.slow
         ),
         pytest.param(
             ["parallelism=fsdp", "epochs=1000", "target.value=0.9999"],

@@ -129,7 +129,7 @@ def test_numbers_of_workers_divide_the_devices_that_are_there(
     on: Capabilities, offered: list[int], left_out: str | None
 ) -> None:
     plan = make_plan("search_space=[parallelism]", on=on)
-    for strategy in ("ddp", "fsdp", "pipeline"):
+    for strategy in ("ddp", "fsdp"):
         assert options_of(plan, f"parallelism={strategy}/parallelism.num_workers") == offered
     assert plan.dropped == (() if left_out is None else (f"parallelism.num_workers={left_out}",))
 

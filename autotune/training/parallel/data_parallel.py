@@ -19,7 +19,6 @@ from autotune.training.parallel.ranks import Ranks, broadcast_buffers
 from autotune.training.parallel.strategy import SharedModel, Strategy
 from autotune.training.parallel.tensor_parallel import DividedModel, TensorParallel, share_layers
 from autotune.training.runtime import Precision
-from autotune.training.techniques.technique import Loss
 
 
 class DDP(Strategy):
@@ -70,9 +69,7 @@ class DDP(Strategy):
         }
         self._compression, self._powersgd_rank = compression, powersgd_rank
 
-    def share(
-        self, model: nn.Module, ranks: Ranks, precision: Precision, loss: Loss
-    ) -> SharedModel:
+    def share(self, model: nn.Module, ranks: Ranks, precision: Precision) -> SharedModel:
         """Give every rank the whole model."""
         if self._compression == "bf16" and precision.device.type != "cuda":
             raise ConfigError(
@@ -165,9 +162,7 @@ class FSDP(TensorParallel):
         super().__init__(num_workers=num_workers, backend=backend, tensor_size=tensor_size)
         self._reshard_after_forward, self._cpu_offload = reshard_after_forward, cpu_offload
 
-    def share(
-        self, model: nn.Module, ranks: Ranks, precision: Precision, loss: Loss
-    ) -> SharedModel:
+    def share(self, model: nn.Module, ranks: Ranks, precision: Precision) -> SharedModel:
         """Divide layers by the model's plan, and every weight over the ranks that divide a batch.
 
         The blocks that the model's ``blocks()`` returns are moved and gathered one at a time.

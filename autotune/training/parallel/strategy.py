@@ -8,7 +8,7 @@ turns a model into a ``SharedModel``: the model as one rank trains and scores it
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, check_choice, check_counts
 from autotune.training.parallel.ranks import Ranks
 from autotune.training.runtime import Precision
-from autotune.training.techniques.technique import Loss
 
 Views = Callable[[nn.Module, Tensor], Tensor]
 
@@ -29,12 +28,9 @@ class SharedModel:
     """A model as one rank holds it.
 
     Args:
-        model: the model that is trained; parameters that only other ranks hold are on the meta
-            device.
+        model: the model that is trained.
     """
 
-    adds_gradients = False
-    """Whether the shared model runs forward and backward pass itself, in ``add_gradients``."""
     mixes_tensors = False
     """Whether only some of the parameters are distributed tensors, so that no kernel can take
     all parameters together."""
@@ -50,10 +46,6 @@ class SharedModel:
         outputs: Tensor = self.model(inputs)
         return outputs
 
-    def add_gradients(self, inputs: Tensor, targets: Tensor) -> None:
-        """Add the gradients of the batch's mean loss to this rank's parameters."""
-        raise NotImplementedError
-
     def before_step(self) -> None:
         """Hook before the forward pass of a step: a technique may have frozen or unfrozen
         parameters since the last step.
@@ -63,12 +55,6 @@ class SharedModel:
         """Context for every backward pass of an update but the last one."""
         return contextlib.nullcontext()
 
-    def trained_parameters(self) -> Iterable[nn.Parameter]:
-        """The parameters that this rank's optimizer steps: whole ones, or this rank's parts of
-        them.
-        """
-        return self.model.parameters()
-
     def gradient_norm(self) -> Tensor:
         """The Euclidean norm of the gradients of all parameters, including those on other ranks.
 
@@ -76,7 +62,7 @@ class SharedModel:
         """
         # no kernel takes distributed tensors of different layouts together
         layouts: dict[Any, list[Tensor]] = defaultdict(list)
-        for parameter in self.trained_parameters():
+        for parameter in self.model.parameters():
             gradient = parameter.grad
             if isinstance(gradient, DTensor):
                 layouts[gradient.device_mesh, gradient.placements].append(gradient)
@@ -96,7 +82,7 @@ class SharedModel:
         """
         # distributed tensors and others do not go into one foreach kernel
         clip_grads_with_norm_(
-            self.trained_parameters(), max_norm, self.gradient_norm(), foreach=False
+            self.model.parameters(), max_norm, self.gradient_norm(), foreach=False
         )
 
     def synchronise(self, model: nn.Module) -> None:
@@ -175,9 +161,7 @@ class Strategy:
         if self.divides_model:
             _refuse_whole_weight_settings(config)
 
-    def share(
-        self, model: nn.Module, ranks: Ranks, precision: Precision, loss: Loss
-    ) -> SharedModel:
+    def share(self, model: nn.Module, ranks: Ranks, precision: Precision) -> SharedModel:
         """The model as one rank trains and scores it, on the precision's device."""
         return SharedModel(model)
 

@@ -19,7 +19,6 @@ from autotune.errors import ConfigError
 from autotune.training.parallel.ranks import Ranks, broadcast_buffers
 from autotune.training.parallel.strategy import SharedModel, Strategy, Views
 from autotune.training.runtime import Precision
-from autotune.training.techniques.technique import Loss
 
 
 class TensorParallel(Strategy):
@@ -50,9 +49,7 @@ class TensorParallel(Strategy):
                 " with tensor parallelism"
             )
 
-    def share(
-        self, model: nn.Module, ranks: Ranks, precision: Precision, loss: Loss
-    ) -> SharedModel:
+    def share(self, model: nn.Module, ranks: Ranks, precision: Precision) -> SharedModel:
         """Split the layers that the model's plan names over the ranks."""
         share_layers(model, ranks.mesh(precision.device, 1, self.tensor_size))
         return DividedModel(model.to(precision.device), ranks, self.tensor_size)

@@ -3,18 +3,14 @@
 import math
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 
 from autotune.config.compose import Composer
 from autotune.errors import ConfigError
 from autotune.measurement import PhaseClock
-from autotune.training.components import make_components
-from autotune.training.data import load_data
 from autotune.training.parallel.ranks import joined, open_store
 from autotune.training.parallel.strategy import SharedModel
 from autotune.training.run import check_training
@@ -84,20 +80,8 @@ SHORT = (
             ),
         ),
         (
-            ["parallelism=pipeline", "batch_size=34"],
-            "parallelism.num_micro_batches: found 4, use a divisor of batch_size = 34",
-        ),
-        (
-            ["parallelism=pipeline", "runtime.micro_batch_size=8"],
-            "runtime.micro_batch_size: found 8, use null with parallelism=pipeline",
-        ),
-        (
             ["experiment=transformer", "parallelism=tensor", "parallelism.num_workers=3"],
             "model.num_heads: found 4, use a multiple of 3",
-        ),
-        (
-            ["experiment=transformer", "parallelism=pipeline", "model.tied_head=true"],
-            "model.tied_head: found true, use false with",
         ),
     ],
 )
@@ -111,21 +95,6 @@ def test_what_cannot_be_shared_is_refused_before_a_device_is_taken(
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("model", ["cnn", "mlp", "transformer"])
-def test_a_models_layers_in_order_are_its_forward_pass(model: str) -> None:
-    config = (
-        Composer(
-            [f"experiment={model}", "device=cpu", "model.dropout=0"][: 3 if model != "cnn" else 2]
-        )
-        .compose()
-        .trial
-    )
-    data = load_data(config)
-    net: Any = make_components(config, data, torch.device("cpu"), 1).model.eval()
-    inputs = data.transform(data.train.inputs[:4])
-    assert torch.equal(nn.Sequential(*net.pipeline_layers())(inputs), net(inputs))
-
-
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(
     ("experiment", "parallelism"),
@@ -133,7 +102,6 @@ def test_a_models_layers_in_order_are_its_forward_pass(model: str) -> None:
         ("cnn", ["ddp"]),
         ("cnn", ["fsdp"]),
         ("mlp", ["tensor"]),
-        ("mlp", ["pipeline"]),
     ],
 )
 def test_one_rank_trains_by_each_strategy(
@@ -186,7 +154,6 @@ def test_cheaper_exchanges_still_learn(ranks: Ranks, settings: list[str]) -> Non
     [
         ("cnn", 2, ["ddp"]),
         ("cnn", 2, ["fsdp"]),
-        ("cnn", 2, ["pipeline"]),
         ("mlp", 2, ["tensor"]),
         ("mlp", 4, ["fsdp", "parallelism.tensor_size=2"]),
     ],
