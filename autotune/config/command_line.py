@@ -86,7 +86,7 @@ def parse_command_line(
 ) -> CommandLine:
     """Parse flags and overrides, and report fetched files on stderr from then on.
 
-    ``--help``, ``--version`` and completion print and exit.
+    ``--help`` and ``--version`` print and exit.
 
     Raises:
         ConfigError: a flag is unknown or has a wrong value.
@@ -129,18 +129,7 @@ def parse_command_line(
         help="taken for Hydra's sake: sweeps are read without it",
     )
     parser.add_argument("--version", action="version", version=f"autotune {_version()}")
-    parser.add_argument(
-        "--shell-completion",
-        "-sc",
-        metavar="COMMAND",
-        help='tab completion: eval "$(autotune -sc install=bash)" (bash, zsh, fish)',
-    )
     parsed = parser.parse_intermixed_args(list(arguments))
-    if parsed.shell_completion is not None:
-        # loads Hydra's plug-ins
-        from autotune.config.completion import shell_completion  # noqa: PLC0415
-
-        sys.exit(shell_completion(parsed.shell_completion))
     if parsed.multirun:
         print(
             "autotune: --multirun is not needed: sweeps are read without it, as the search space of"
