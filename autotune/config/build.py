@@ -91,7 +91,9 @@ def resolve_target(
     return found  # type: ignore[no-any-return]  # callable() was checked above
 
 
-def build(node: Mapping[str, Any], allowed: Sequence[str], where: str) -> Any:
+def build(
+    node: Mapping[str, Any], allowed: Sequence[str], where: str, *args: Any, **offered: Any
+) -> Any:
     """Build the object that a configuration node describes: call the node's ``_target_`` with the
     node's other values.
 
@@ -99,12 +101,16 @@ def build(node: Mapping[str, Any], allowed: Sequence[str], where: str) -> Any:
         node: resolved plain data.
         allowed: packages that ``_target_`` may name besides the components of ``where``.
         where: the node's config key.
+        args: arguments that are passed first, by position.
+        offered: arguments that are passed if the target's signature names them and the node does
+            not set them.
 
     Raises:
         ConfigError: the target refused its values, or a ``_target_`` in the node is missing or not
             allowed.
     """
-    return call(build_partial(node, allowed, where), where)
+    made = build_partial(node, allowed, where)
+    return call(made, where, *args, **accepted_arguments(made, offered))
 
 
 def build_partial(

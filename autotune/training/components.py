@@ -12,7 +12,6 @@ argument, like torch's optimizers.
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -30,8 +29,15 @@ from autotune.training.techniques.technique import Technique
 
 Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-INITIALISE_SAMPLES = 5_000
+_INITIALISE_SAMPLES = 5_000
 """Upper limit on the training samples that are passed to a model's ``initialise_from``."""
+_KERNELS: dict[str | None, dict[str, bool]] = {
+    None: {},
+    "fused": {"fused": True},
+    "foreach": {"foreach": True},
+    "for_loop": {"foreach": False},
+}
+"""Arguments of torch's optimizers by value of ``runtime.optimizer_kernels``."""
 
 
 class Augmentation(Protocol):
@@ -112,33 +118,26 @@ def make_components(
     """
     allowed = config.allowed_targets
     precision = Precision(config.precision, device)
-    offered = {
-        "device": device,
-        "input_shape": tuple(data.example.shape),
-        "num_classes": data.num_classes,
-        "allowed_targets": allowed,
-    }
-    technique = make_part(config.technique, allowed, "technique", **offered)
-    # Only the state of a model for a bound one is needed, so it takes no memory of the device,
-    # unless it computes on the data there.
-    place = (
-        device if reuse is None or hasattr(reuse.model, "initialise_from") else torch.device("cpu")
+    shapes = {"input_shape": tuple(data.example.shape), "num_classes": data.num_classes}
+    technique = make_part(
+        config.technique, allowed, "technique", device=device, allowed_targets=allowed, **shapes
     )
     strategy = make_strategy(config)
-    is_divided = strategy.divides_model and ranks.is_joined
-    # A model that ranks divide is made in host memory: no device need hold the whole of it.
-    model = _make_model(
-        config, data, torch.device("cpu") if is_divided else place, precision, offered
+    # No device need hold the whole of a model that ranks divide. Of a model for a bound one only
+    # the state is needed, so it takes no memory of the device, unless it computes on the data
+    # there.
+    is_on_host = (strategy.divides_model and ranks.is_joined) or (
+        reuse is not None and not hasattr(reuse.model, "initialise_from")
     )
+    place = torch.device("cpu") if is_on_host else device
+    model = _make_model(config, data, place, precision, shapes)
     strategy.check(config, model, batch_size=min(config.batch_size, len(data.train)))
     technique.start(model)
     if reuse is None:
         if config.runtime.activation_checkpointing:
             checkpoint_activations(model, recompute_statistics=config.runtime.compile is not None)
         loss = make_part(config.loss, allowed, "loss")
-        shared = SharedModel(model)
-        if ranks.is_joined:
-            shared = strategy.share(model, ranks, precision)
+        shared = strategy.share(model, ranks, precision) if ranks.is_joined else SharedModel(model)
     else:
         reset_model(reuse.model, model)
         model, technique, loss, shared = reuse.model, reuse.technique, reuse.loss, reuse.shared
@@ -147,15 +146,8 @@ def make_components(
         model=model,
         shared=shared,
         optimizer=optimizer,
-        schedule=call(
-            build_partial(config.lr_schedule, allowed, "lr_schedule"),
-            "lr_schedule",
-            optimizer,
-            total_steps,
-        ),
-        average=call(
-            build_partial(config.averaging, allowed, "averaging"), "averaging", model, total_steps
-        ),
+        schedule=build(config.lr_schedule, allowed, "lr_schedule", optimizer, total_steps),
+        average=build(config.averaging, allowed, "averaging", model, total_steps),
         augment=make_part(
             config.augmentation, allowed, "augmentation", num_samples=len(data.train), device=device
         ),
@@ -187,14 +179,10 @@ def _make_model(
     data: LoadedData,
     device: torch.device,
     precision: Precision,
-    offered: Mapping[str, Any],
+    shapes: Mapping[str, Any],
 ) -> torch.nn.Module:
     """The model with its initial weights on a device."""
-    factory = build_partial(config.model, config.allowed_targets, "model")
-    arguments = accepted_arguments(
-        factory, {key: offered[key] for key in ("input_shape", "num_classes")}
-    )
-    model = call(factory, "model", **arguments)
+    model = build(config.model, config.allowed_targets, "model", **shapes)
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(
             f"model: {config.model['_target_']} returned {type(model).__name__}; it must return a"
@@ -205,10 +193,9 @@ def _make_model(
         # missing in torch's stubs
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if callable(initialise_from := getattr(model, "initialise_from", None)):
-        inputs = data.train.inputs[:: max(1, len(data.train) // INITIALISE_SAMPLES)][
-            :INITIALISE_SAMPLES
-        ].to(device)
-        initialise_from(data.transform(inputs))
+        every = max(1, len(data.train) // _INITIALISE_SAMPLES)
+        inputs = data.train.inputs[::every][:_INITIALISE_SAMPLES]
+        initialise_from(data.transform(inputs.to(device)))
     return model
 
 
@@ -229,8 +216,15 @@ def _make_optimizer(
         "batch_size": min(config.batch_size, num_samples),
         "total_steps": total_steps,
     }
-    arguments = accepted_arguments(factory, offered) | kernel_arguments(config, factory)
-    if shared.mixes_tensors and "foreach" in inspect.signature(factory.func).parameters:
+    known = inspect.signature(factory.func).parameters
+    kernels = _KERNELS[config.runtime.optimizer_kernels]
+    if unknown := set(kernels) - set(known):
+        raise ConfigError(
+            f"runtime.optimizer_kernels: found {config.runtime.optimizer_kernels}, and"
+            f" {config.optimizer['_target_']} has no {', '.join(unknown)}; use null"
+        )
+    arguments = accepted_arguments(factory, offered) | kernels
+    if shared.mixes_tensors and "foreach" in known:
         arguments["foreach"] = False
     positional = () if "model" in arguments else (list(shared.model.parameters()),)
     optimizer = call(factory, "optimizer", *positional, **arguments)
@@ -240,25 +234,6 @@ def _make_optimizer(
             " must be a torch Optimizer"
         )
     return optimizer
-
-
-def kernel_arguments(config: TrialConfig, factory: "partial[Any]") -> dict[str, bool]:
-    """The optimizer's arguments ``fused`` and ``foreach`` as ``runtime.optimizer_kernels`` sets
-    them.
-    """
-    kernels = config.runtime.optimizer_kernels
-    wanted = {
-        None: {},
-        "fused": {"fused": True},
-        "foreach": {"foreach": True},
-        "for_loop": {"foreach": False},
-    }[kernels]
-    if unknown := set(wanted) - set(inspect.signature(factory.func).parameters):
-        raise ConfigError(
-            f"runtime.optimizer_kernels: found {kernels}, and {config.optimizer['_target_']} has no"
-            f" {', '.join(unknown)}; use null"
-        )
-    return wanted
 
 
 def make_part(node: Mapping[str, Any], allowed: Sequence[str], where: str, **offered: Any) -> Any:
@@ -272,8 +247,7 @@ def make_part(node: Mapping[str, Any], allowed: Sequence[str], where: str, **off
     factory = build_partial(node, allowed, where)
     if not inspect.isclass(factory.func):
         return factory
-    arguments = accepted_arguments(factory, offered)
-    part = call(factory, where, **arguments) if arguments else build(node, allowed, where)
+    part = call(factory, where, **accepted_arguments(factory, offered))
     if where not in ("technique", "parallelism") and not callable(part):
         raise ConfigError(
             f"{where}: {node['_target_']} made {type(part).__name__}, must be something that"

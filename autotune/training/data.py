@@ -249,12 +249,6 @@ def sample_order(
             yield from batches[max(0, first_step - step) : last]
 
 
-def resident_batches(split: Split, order: Iterator[torch.Tensor]) -> Generator[Batch]:
-    """Yield batches of a split that is on the same device as the indices in ``order``."""
-    for samples in order:
-        yield _gather(split, samples)
-
-
 def host_batches(
     split: Split,
     order: Iterator[torch.Tensor],
@@ -274,7 +268,7 @@ def host_batches(
     """
     pinned = device.type == "cuda"
     if num_workers == 0:
-        gathered = _ahead((_gather(split, samples, pinned) for samples in order), prefetch_batches)
+        gathered = _ahead((gather(split, samples, pinned) for samples in order), prefetch_batches)
     else:
         loader = DataLoader(
             _Rows(split),
@@ -289,7 +283,10 @@ def host_batches(
         yield from _moved_ahead(gathered, device) if pinned else gathered
 
 
-def _gather(split: Split, samples: torch.Tensor, pinned: bool = False) -> Batch:
+def gather(split: Split, samples: torch.Tensor, pinned: bool = False) -> Batch:
+    """The batch of some samples ``[batch]`` of a split on the same device, in pinned memory if
+    requested.
+    """
     batch = Batch(
         _selected_rows(split.inputs, samples), split.targets.index_select(0, samples), samples
     )
@@ -322,7 +319,7 @@ class _Rows(Dataset[Batch]):
         self._split = split
 
     def __getitem__(self, samples: list[int]) -> Batch:
-        return _gather(self._split, torch.tensor(samples))
+        return gather(self._split, torch.tensor(samples))
 
 
 def _moved_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:

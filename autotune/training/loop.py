@@ -35,7 +35,12 @@ from autotune.training.components import Components, make_strategy
 from autotune.training.device import device_kind, peak_memory_bytes, pick_device, synchronizer
 from autotune.training.energy import energy_meter, joules_of_all
 from autotune.training.parallel.ranks import ALONE, Ranks, TimeLimit
-from autotune.training.parallel.sharded import load_sharded, save_sharded, sharded_names
+from autotune.training.parallel.sharded import (
+    load_sharded,
+    save_sharded,
+    sharded_names,
+    whole_state,
+)
 from autotune.training.set_up import Run, set_up
 from autotune.training.states import TrainingStates
 
@@ -123,7 +128,7 @@ def train(
                 return None
             if last.outcome is None:
                 clock.enter(Phase.TRAIN)
-    _finish(parts)
+    _finish(run, parts)
     if weights_path is not None:
         _keep_weights(weights_path, run, parts, last, origin)
     test = run.data.test if score_test else None
@@ -149,11 +154,11 @@ def _reported(
     return True
 
 
-def _finish(parts: Components) -> None:
+def _finish(run: Run, parts: Components) -> None:
     """Bring the model to the weights that are scored and saved."""
     if (to_average := getattr(parts.optimizer, "eval", None)) is not None:
         to_average()  # a schedule-free optimizer trains with other weights than it scores
-    parts.shared.synchronise(parts.evaluated_model)
+    run.ranks.share_buffers(parts.evaluated_model)
     parts.technique.finish(parts.evaluated_model)
 
 
@@ -216,7 +221,7 @@ def _keep_weights(
 
     Every rank must call this, the first rank writes.
     """
-    weights = parts.shared.state_dict(parts.evaluated_model)
+    weights = whole_state(parts.evaluated_model)
     if not run.ranks.is_first:
         return
     example = run.data.example

@@ -86,11 +86,12 @@ def linear(
     Source: Defazio et al., "Optimal Linear Decay Learning Rate Schedules and Further Refinements"
     (2023).
     """
-    check_fractions("lr_schedule", warmup_fraction=warmup_fraction, floor_fraction=floor_fraction)
-    return _scheduler(
+    return warmup_stable_decay(
         optimizer,
         total_steps,
-        _warmed_up(warmup_fraction, lambda done: 1.0 - (1.0 - floor_fraction) * done),
+        warmup_fraction=warmup_fraction,
+        decay_fraction=1.0,
+        floor_fraction=floor_fraction,
     )
 
 

@@ -22,9 +22,9 @@ from autotune.training.data import (
     LoadedData,
     Split,
     fits_on,
+    gather,
     host_batches,
     load_data,
-    resident_batches,
     sample_order,
 )
 from autotune.training.device import (
@@ -39,7 +39,7 @@ from autotune.training.runtime import Precision, apply_runtime
 from autotune.training.step import BatchGradients, TrainingStep
 from autotune.training.techniques.technique import NoTechnique
 
-EVALUATION_BATCH = {"cpu": 256, "cuda": 2048}
+_EVALUATION_BATCH = {"cpu": 256, "cuda": 2048}
 """Batch size of evaluations where it fits, by device type: small enough for a CPU's cache, large
 enough to keep a GPU busy."""
 
@@ -64,6 +64,9 @@ class Run:
     ranks: Ranks
     part: tuple[int, int]
     """Index of the part of each batch that this rank takes, and the number of parts."""
+    is_counted: bool
+    """Whether this rank's scores are summed: of the ranks that take the same part, the first
+    one's are."""
 
     @classmethod
     def start(
@@ -76,6 +79,7 @@ class Run:
         is_resident = fits_on(device, data) if on_device is None else on_device
         precision = Precision(config.precision, device)
         precision.apply()
+        strategy = make_strategy(config)
         run = cls(
             config,
             data,
@@ -86,7 +90,8 @@ class Run:
             min(config.batch_size, len(data.train)),
             _evaluation_batch_size(config, data, device),
             ranks,
-            make_strategy(config).part_of_batch(ranks.rank),
+            strategy.part_of_batch(ranks.rank),
+            ranks.rank % strategy.tensor_size == 0,
         )
         return replace(run, train=run._moved(data.train)) if is_resident else run
 
@@ -201,7 +206,7 @@ class Run:
         if parts > 1:
             order = (samples.tensor_split(parts)[index] for samples in order)
         if self.is_resident:
-            gathered = resident_batches(self.train, order)
+            gathered = (gather(self.train, samples) for samples in order)
         else:
             gathered = host_batches(
                 self.train,
@@ -212,14 +217,8 @@ class Run:
             )
         with closing(gathered):
             for batch in gathered:
-                yield self._on_device(batch)
-
-    def _on_device(self, batch: Batch) -> Batch:
-        return Batch(
-            self._model_inputs(batch.inputs.to(self.device)),
-            batch.targets.to(self.device),
-            batch.samples.to(self.device),
-        )
+                inputs, targets, samples = (tensor.to(self.device) for tensor in batch)
+                yield Batch(self._model_inputs(inputs), targets, samples)
 
     def _model_inputs(self, inputs: torch.Tensor) -> torch.Tensor:
         """Turn inputs on the device into model inputs: transformed, in the model's dtype and
@@ -249,7 +248,7 @@ class Run:
         # Sharded weights gathered in inference mode could not take part in a later backward pass.
         without_gradients = torch.no_grad if self.ranks.is_joined else torch.inference_mode
         with _evaluating(model, parts.optimizer), without_gradients():
-            parts.shared.synchronise(model)
+            self.ranks.share_buffers(model)
             yield
 
     def _sums(self, parts: Components, split: Split, size: int) -> torch.Tensor:
@@ -263,30 +262,19 @@ class Run:
             counted = max(0, min(size, len(split) - start))
             if not counted:
                 start = 0  # every rank must call the model equally often
-            scores = self._scores(
-                parts,
-                *(
-                    tensor[start : start + max(counted, 1)]
-                    for tensor in (split.inputs, split.targets)
-                ),
-            )
-            if scores is not None:
+            end = start + max(counted, 1)
+            scores = self._scores(parts, split.inputs[start:end], split.targets[start:end])
+            if self.is_counted:
                 sums += scores * counted
         return sums
 
     def _scores(
         self, parts: Components, inputs: torch.Tensor, targets: torch.Tensor
-    ) -> torch.Tensor | None:
-        """Mean metric and loss of a batch, whose outputs are freed afterwards.
-
-        None if another rank has the outputs.
-        """
+    ) -> torch.Tensor:
+        """Mean metric and loss of a batch, whose outputs are freed afterwards."""
         inputs, targets = self._model_inputs(inputs.to(self.device)), targets.to(self.device)
         with self.precision.autocast():
-            outputs = parts.shared.outputs(parts.evaluated_model, parts.views, inputs)
-            if outputs is None:
-                return None
-            outputs = self.precision.outputs(outputs)
+            outputs = self.precision.outputs(parts.views(parts.evaluated_model, inputs))
             return torch.stack(
                 [score(outputs, targets).double() for score in (parts.metric, parts.loss)]
             )
@@ -409,7 +397,7 @@ def _evaluation_batch_size(config: TrialConfig, data: LoadedData, device: torch.
     """The configured evaluation batch size, or the usual one of the device, which is halved
     where it does not fit.
     """
-    return config.evaluation_batch_size or min(EVALUATION_BATCH[device.type], len(data.validation))
+    return config.evaluation_batch_size or min(_EVALUATION_BATCH[device.type], len(data.validation))
 
 
 def num_steps(config: TrialConfig, data: LoadedData) -> int:

@@ -19,9 +19,9 @@ from autotune.training.data import (
     LoadedData,
     Split,
     fits_on,
+    gather,
     host_batches,
     load_data,
-    resident_batches,
     sample_order,
 )
 
@@ -219,7 +219,7 @@ def sources() -> dict[str, Iterator[Batch]]:
 
     settings = {"prefetch_batches": 2, "device": CPU}
     return {
-        "resident": resident_batches(SPLIT, steps()),
+        "resident": (gather(SPLIT, samples) for samples in steps()),
         "thread": host_batches(SPLIT, steps(), num_workers=0, **settings),
         "processes": host_batches(SPLIT, steps(), num_workers=2, **settings),
     }

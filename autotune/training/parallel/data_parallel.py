@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from autotune.errors import ConfigError, check_choice, check_counts
-from autotune.training.parallel.ranks import Ranks, broadcast_buffers
+from autotune.training.parallel.ranks import Ranks
 from autotune.training.parallel.strategy import SharedModel, Strategy
 from autotune.training.parallel.tensor_parallel import DividedModel, TensorParallel, share_layers
 from autotune.training.runtime import Precision
@@ -127,10 +127,6 @@ class _Replicated(SharedModel):
     def accumulating(self) -> contextlib.AbstractContextManager[object]:
         return self._ddp.no_sync()
 
-    def synchronise(self, model: nn.Module) -> None:
-        """Give all ranks the first one's buffers, such as norm statistics."""
-        broadcast_buffers(model)
-
 
 class FSDP(TensorParallel):
     """torch's ``fully_shard``: every rank holds a part of each weight, its gradient and the
@@ -192,7 +188,7 @@ class FSDP(TensorParallel):
         blocks_of = getattr(model, "blocks", list)
         for module in [*blocks_of(), model]:
             fsdp.fully_shard(module, **settings)
-        return DividedModel(model, ranks, self.tensor_size)
+        return DividedModel(model, self.tensor_size)
 
 
 def _is_computed_in_float32(module: nn.Module) -> bool:

@@ -108,6 +108,13 @@ class Ranks:
             distributed.all_reduce(values)
         return values
 
+    @torch.no_grad()
+    def share_buffers(self, model: torch.nn.Module) -> None:
+        """Give all ranks the first one's buffers, such as norm statistics."""
+        for buffer in model.buffers() if self.size > 1 else ():
+            local = buffer.to_local() if isinstance(buffer, DTensor) else buffer
+            distributed.broadcast(local, src=0)
+
 
 ALONE = Ranks()
 """The ranks of a training in a single process."""
@@ -197,13 +204,6 @@ def abort() -> None:
             _abort_process_group()
 
     threading.Thread(target=work, name="abort-ranks", daemon=True).start()
-
-
-@torch.no_grad()
-def broadcast_buffers(model: torch.nn.Module) -> None:
-    """Give all ranks the buffers of the first one, such as norm statistics."""
-    for buffer in model.buffers():
-        distributed.broadcast(buffer.to_local() if isinstance(buffer, DTensor) else buffer, src=0)
 
 
 class TimeLimit:

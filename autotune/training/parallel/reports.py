@@ -17,7 +17,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in torch's stubs
+from torch.distributed import (  # type: ignore[attr-defined]  # missing in torch's stubs
+    HashStore,
+    Store,
+    TCPStore,
+)
 
 from autotune.errors import ConfigError, DataError, TimedOutError
 from autotune.session import as_number
@@ -43,7 +47,8 @@ class LeadingRank:
     """
 
     def __init__(self, store: TCPStore | None, size: int) -> None:
-        self._store, self._size = store, size
+        self._store: Store = HashStore() if store is None else store
+        self._size = size
         self._num_reports = self._num_decisions = 0
         self._reported_at = time.monotonic()
         """When this rank has made its last report, or began."""
@@ -52,8 +57,7 @@ class LeadingRank:
 
     def tell_state(self, folder: Path | None) -> None:
         """Tell the other ranks the folder of the state that the training continues from."""
-        if self._store is not None:
-            self._store.set(_STATE, "" if folder is None else str(folder))
+        self._store.set(_STATE, "" if folder is None else str(folder))
 
     def mean(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """The mean over all ranks of what they report now.
@@ -78,7 +82,7 @@ class LeadingRank:
         key = f"value/{self._num_reports + 1}/{rank}"
         seconds = max(_MIN_MEAN_SECONDS, _MEAN_INTERVALS * self._longest_seconds)
         if self._arrives(key, rank, seconds):
-            return dict(json.loads(self._get(key)))
+            return dict(json.loads(self._store.get(key)))
         if self._has_ended(rank):
             return {}
         raise TimedOutError(
@@ -88,17 +92,11 @@ class LeadingRank:
 
     def _arrives(self, key: str, rank: int, seconds: float) -> bool:
         """Whether another rank says something within so many seconds, and before it returns."""
-        assert self._store is not None, "there are other ranks"
         return _waited(self._store, key, seconds, lambda: self._has_ended(rank))
 
     def _has_ended(self, rank: int) -> bool:
         """Whether the function has returned on another rank."""
-        assert self._store is not None, "there are other ranks"
         return bool(self._store.check([f"ended/{rank}"]))
-
-    def _get(self, key: str) -> bytes:
-        assert self._store is not None, "there are other ranks"
-        return bytes(self._store.get(key))
 
     def reported(self) -> None:
         """Note that this rank has made one more report, on which no decision was taken yet."""
@@ -124,8 +122,6 @@ class LeadingRank:
 
         They cannot where one does not see the folder, or does not report, and holds a part of it.
         """
-        if self._store is None:
-            return True
         if any(self._store.check([f"blind/{rank}"]) for rank in range(1, self._size)):
             return False
         return not is_sharded or len(self._reporters()) == self._size - 1
@@ -150,10 +146,9 @@ class LeadingRank:
         number = self._num_decisions
         act()
         for rank in reporters:
-            assert self._store is not None, "there are other ranks"
             key = f"kept/{number}/{rank}"
             _waited(self._store, key)
-            if (error := self._get(key).decode()) != "":
+            if (error := self._store.get(key).decode()) != "":
                 raise DataError(error)
 
     def _reporters(self) -> list[int]:
@@ -161,7 +156,6 @@ class LeadingRank:
         found = []
         for rank in range(1, self._size):
             key = f"report/{self._num_reports}/{rank}"
-            assert self._store is not None, "there are other ranks"
             is_known = self._num_reports == 1 or self._store.check([f"report/1/{rank}"])
             longest = 0.0 if self._num_reports == 1 else self._longest_seconds
             if self._arrives(key, rank, max(_ARRIVE_SECONDS, longest) if is_known else 0.0):
@@ -170,7 +164,7 @@ class LeadingRank:
 
     def _decide(self, decision: str) -> None:
         self._num_decisions += 1
-        if self._store is not None:
+        if self._size > 1:
             self._store.set(f"decision/{self._num_decisions}", decision)
 
 
@@ -244,7 +238,7 @@ class FollowingRank:
 
 
 def _waited(
-    store: TCPStore,
+    store: Store,
     key: str,
     seconds: float = math.inf,
     is_over: Callable[[], bool] = lambda: False,

@@ -35,8 +35,8 @@ class SharedModel:
     """Whether only some of the parameters are distributed tensors, so that no kernel can take
     all parameters together."""
     scores_alone = False
-    """Whether ranks exchange nothing in ``outputs``, so that one that fails there leaves none
-    waiting."""
+    """Whether ranks exchange nothing as they score the model, so that one that fails there leaves
+    none waiting."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -84,22 +84,6 @@ class SharedModel:
         clip_grads_with_norm_(
             self.model.parameters(), max_norm, self.gradient_norm(), foreach=False
         )
-
-    def synchronise(self, model: nn.Module) -> None:
-        """Make a model, the trained one or an average of its weights, the same on every rank
-        that holds it.
-        """
-
-    def outputs(self, model: nn.Module, views: Views, inputs: Tensor) -> Tensor | None:
-        """Outputs of the scored model, the trained one or an average of its weights.
-
-        None on a rank whose scores are not to be summed, since another rank has the outputs.
-        """
-        return views(model, inputs)
-
-    def state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """The scored model's whole state on the first rank; every rank must call this."""
-        return model.state_dict()
 
 
 class Strategy:

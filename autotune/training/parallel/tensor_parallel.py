@@ -7,17 +7,15 @@ if ``size`` ranks cannot share the model.
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
-from autotune.training.parallel.ranks import Ranks, broadcast_buffers
-from autotune.training.parallel.strategy import SharedModel, Strategy, Views
+from autotune.training.parallel.ranks import Ranks
+from autotune.training.parallel.strategy import SharedModel, Strategy
 from autotune.training.runtime import Precision
 
 
@@ -52,7 +50,7 @@ class TensorParallel(Strategy):
     def share(self, model: nn.Module, ranks: Ranks, precision: Precision) -> SharedModel:
         """Split the layers that the model's plan names over the ranks."""
         share_layers(model, ranks.mesh(precision.device, 1, self.tensor_size))
-        return DividedModel(model.to(precision.device), ranks, self.tensor_size)
+        return DividedModel(model.to(precision.device), self.tensor_size)
 
 
 class DividedModel(SharedModel):
@@ -60,14 +58,12 @@ class DividedModel(SharedModel):
 
     Args:
         model: the model that is trained.
-        ranks: the ranks that train together.
         tensor_size: number of neighbouring ranks that divide layers.
     """
 
-    def __init__(self, model: nn.Module, ranks: Ranks, tensor_size: int) -> None:
+    def __init__(self, model: nn.Module, tensor_size: int) -> None:
         super().__init__(model)
         self.mixes_tensors = tensor_size > 1
-        self._is_first_of_row = ranks.rank % tensor_size == 0
 
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
@@ -78,21 +74,6 @@ class DividedModel(SharedModel):
             yield
         finally:
             exchange(True)
-
-    def synchronise(self, model: nn.Module) -> None:
-        """Give all ranks the first one's buffers, which are not divided."""
-        broadcast_buffers(model)
-
-    def outputs(self, model: nn.Module, views: Views, inputs: Tensor) -> Tensor | None:
-        """The model's outputs on the first of the ranks that divide layers, which all have them."""
-        outputs = views(model, inputs)
-        return outputs if self._is_first_of_row else None
-
-    def state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """The state gathered from all ranks."""
-        return get_model_state_dict(
-            model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
-        )
 
 
 def _plan_of(model: nn.Module, size: int) -> Mapping[str, ParallelStyle]:

@@ -44,7 +44,7 @@ def scored(overrides: list[str], ranks: Any) -> Numbers:
     assert run.total_steps == NUM_STEPS
     for index, batch in enumerate(run.batches(0)):
         step(batch, index)
-    step.parts.shared.synchronise(step.parts.evaluated_model)
+    run.ranks.share_buffers(step.parts.evaluated_model)
     return numbers(step.parts.evaluated_model)
 
 
