@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from autotune.errors import ConfigError, check_choice, check_counts
-from autotune.training.data import is_channels_last
+from autotune.training.data import memory_format_of
 
 
 def unchanged(inputs: Tensor, *, samples: Tensor, epoch: int, progress: float) -> Tensor:
@@ -104,10 +104,9 @@ class ImageAugmentation:
                 f"augmentation: inputs are {list(inputs.shape)}, must be images [batch,"
                 " channels, height, width]"
             )
-        memory_format = torch.channels_last if is_channels_last(inputs) else torch.contiguous_format
         moved = self._flipped_and_shifted(inputs, self._flip_mask(samples, epoch))
         return self._scaled(self._cut(self._jittered(moved)), progress).contiguous(
-            memory_format=memory_format
+            memory_format=memory_format_of(inputs)
         )
 
     def _flip_mask(self, samples: Tensor, epoch: int) -> Tensor | None:

@@ -51,26 +51,15 @@ class Split:
         """Size of inputs and targets in bytes."""
         return self.inputs.nbytes + self.targets.nbytes
 
-    def to(self, device: torch.device, *, channels_last: bool, dtype: torch.dtype) -> "Split":
-        """Copy of the split on a device: 4-D inputs in channels-last memory format if requested,
-        floating-point inputs in ``dtype``.
-        """
-        memory_format = (
-            torch.channels_last
-            if channels_last and self.inputs.ndim == 4
-            else torch.contiguous_format
-        )
-        inputs = self.inputs.to(device, dtype if self.inputs.is_floating_point() else None)
-        return Split(inputs.contiguous(memory_format=memory_format), self.targets.to(device))
 
-
-def is_channels_last(inputs: torch.Tensor) -> bool:
-    """Whether inputs are 4-D and in channels-last memory format only, not also contiguous."""
-    return (
+def memory_format_of(inputs: torch.Tensor) -> torch.memory_format:
+    """Channels-last for 4-D inputs that are in this format only, else contiguous."""
+    is_channels_last = (
         inputs.ndim == 4
         and inputs.is_contiguous(memory_format=torch.channels_last)
         and not inputs.is_contiguous()
     )
+    return torch.channels_last if is_channels_last else torch.contiguous_format
 
 
 @dataclass(frozen=True)
@@ -295,7 +284,7 @@ def gather(split: Split, samples: torch.Tensor, pinned: bool = False) -> Batch:
 
 def _selected_rows(inputs: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
     """The selected rows of a tensor, in the tensor's memory format."""
-    if is_channels_last(inputs):
+    if memory_format_of(inputs) is torch.channels_last:
         return inputs.permute(0, 2, 3, 1).index_select(0, samples).permute(0, 3, 1, 2)
     return inputs.index_select(0, samples)
 

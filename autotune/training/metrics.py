@@ -7,7 +7,8 @@ evaluation weights its batches by size.
 import math
 
 import torch
-from torch.nn import functional
+
+from autotune.training.losses import token_cross_entropy
 
 
 def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -32,4 +33,4 @@ def bits_per_character(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Te
         outputs: logits [samples, length, classes].
         targets: class indices [samples, length].
     """
-    return functional.cross_entropy(outputs.float().flatten(0, -2), targets.flatten()) / math.log(2)
+    return token_cross_entropy(outputs, targets, label_smoothing=0.0) / math.log(2)

@@ -97,11 +97,8 @@ class Run:
 
     def _moved(self, split: Split) -> Split:
         """A split on the device, in the model's memory format and dtype."""
-        return split.to(
-            self.device,
-            channels_last=self.config.runtime.channels_last,
-            dtype=self.precision.weights_dtype,
-        )
+        inputs = split.inputs.to(self.device).contiguous()
+        return Split(self._formatted(inputs), split.targets.to(self.device))
 
     @cached_property
     def total_steps(self) -> int:
@@ -224,7 +221,10 @@ class Run:
         """Turn inputs on the device into model inputs: transformed, in the model's dtype and
         memory format.
         """
-        inputs = self.data.transform(inputs)
+        return self._formatted(self.data.transform(inputs))
+
+    def _formatted(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Inputs in the model's memory format, floating-point ones in its dtype."""
         if inputs.is_floating_point():
             inputs = inputs.to(self.precision.weights_dtype)
         if self.config.runtime.channels_last and inputs.ndim == 4:

@@ -7,11 +7,10 @@ training time, and a target is reached in less training. What is exported is one
 must apply the same views to get the same quality.
 """
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from autotune.training.data import is_channels_last
+from autotune.training.data import memory_format_of
 
 
 def plain(model: nn.Module, inputs: Tensor) -> Tensor:
@@ -36,7 +35,7 @@ def six_views(model: nn.Module, inputs: Tensor) -> Tensor:
 
     Source: Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU" (2024), section 3.5.
     """
-    memory_format = torch.channels_last if is_channels_last(inputs) else torch.contiguous_format
+    memory_format = memory_format_of(inputs)
     padded = functional.pad(inputs, (1, 1, 1, 1), mode="reflect")
     moved = [
         images.contiguous(memory_format=memory_format)

@@ -86,20 +86,11 @@ class Standardise:
         mean: mean of each channel after the division.
         std: standard deviation of each channel after the division.
         scale: what inputs are divided by.
-        num_dimensions: number of dimensions of the inputs.
     """
 
-    def __init__(
-        self,
-        mean: Sequence[float],
-        std: Sequence[float],
-        *,
-        scale: float = 255,
-        num_dimensions: int = 4,
-    ) -> None:
-        shape = (1, -1, *(1,) * (num_dimensions - 2))
-        factor = 1 / torch.tensor(std, dtype=torch.float32).view(shape)
-        offset = -torch.tensor(mean, dtype=torch.float32).view(shape) * factor
+    def __init__(self, mean: Sequence[float], std: Sequence[float], *, scale: float = 255) -> None:
+        factor = 1 / torch.tensor(std, dtype=torch.float32)
+        offset = -torch.tensor(mean, dtype=torch.float32) * factor
         self._factors = {torch.device("cpu"): (factor / scale, offset)}
 
     def __call__(self, inputs: Tensor) -> Tensor:
@@ -108,7 +99,8 @@ class Standardise:
         if inputs.device not in self._factors:
             factor, offset = self._factors[torch.device("cpu")]
             self._factors[inputs.device] = factor.to(inputs.device), offset.to(inputs.device)
-        factor, offset = self._factors[inputs.device]
+        shape = (-1, *(1,) * (inputs.ndim - 2))  # of the channels, which broadcasts
+        factor, offset = (channels.view(shape) for channels in self._factors[inputs.device])
         return inputs.to(torch.float32, copy=True).mul_(factor).add_(offset)
 
 
@@ -140,9 +132,7 @@ def memory_mapped(
             raise DataError(f"data: give mean and std of each of the {num_channels} channels")
         if min(scale, *stds) <= 0:
             raise DataError(f"data: scale and std must be above 0, found {scale} and {std}")
-        splits["transform"] = Standardise(
-            means, stds, scale=scale, num_dimensions=max(2, inputs.ndim)
-        )
+        splits["transform"] = Standardise(means, stds, scale=scale)
     return splits
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from autotune.errors import DataError
-from autotune.training.data import is_channels_last
+from autotune.training.data import memory_format_of
 from autotune.workloads.splits import Standardise, memory_mapped, stratified_split
 
 
@@ -35,7 +35,7 @@ def test_standardised_images_keep_their_memory_format_and_the_bytes_stay_as_they
         made = standardise(given)
         assert made.dtype is torch.float32
         assert torch.allclose(made[0, :, 0], torch.tensor([[-1.0, 1.0], [-2.0, 6.0]]))
-        assert is_channels_last(made) is (memory_format is torch.channels_last)
+        assert memory_format_of(made) is memory_format
         assert torch.equal(given, images)
 
 

@@ -95,13 +95,6 @@ class Ranks:
             with contextlib.nullcontext() if goes_on else contextlib.suppress(RuntimeError):
                 self.broadcast_from_first(goes_on)
 
-    def goes_on(self) -> bool:
-        """Whether the first rank's caller asked for more.
-
-        Every other rank calls this where the first one is ``leading``.
-        """
-        return bool(self.broadcast_from_first(None))
-
     def summed(self, values: torch.Tensor) -> torch.Tensor:
         """Replace ``values`` by the sum of all ranks' tensors, in place."""
         if self.size > 1:
