@@ -9,14 +9,6 @@ from collections.abc import Sequence
 from autotune.config.command_line import COMMANDS, run_main
 from autotune.errors import ConfigError, did_you_mean
 
-_GONE = {
-    "scale": (
-        "autotune compare experiment=NAME 'a=[]' 'b=[parallelism=ddp]' says what more workers bring"
-    ),
-    "replay": "python -m benchmarks.replay, in a checkout, replays a search",
-    "verify": "the study's command, given again, writes all of its files anew from its storage",
-}
-"""Commands of the version before, and what took their place."""
 PUSH = "--push"
 """Flag of ``autotune record`` that turns its direction around, to a study's tracker."""
 
@@ -32,8 +24,6 @@ def autotune_command(arguments: Sequence[str]) -> int:
         if arguments and re.fullmatch(r"\w+", arguments[0])
         else ("tune", arguments)
     )
-    if name in _GONE:
-        raise ConfigError(f"{name}: there is no such command any more; {_GONE[name]}")
     if name not in COMMANDS:
         raise ConfigError(
             f"{name}: no such command{did_you_mean(name, COMMANDS)}; there are"
