@@ -20,7 +20,8 @@ it and exit with 2.
 import difflib
 import re
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from autotune.failure import is_lost_connection
 from autotune.redaction import without_secrets
@@ -104,6 +105,23 @@ class WorkerError(ExecutionError):
     def __init__(self, message: str, traceback_text: str) -> None:
         super().__init__(message)
         self.traceback_text = without_secrets(traceback_text)
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Context in which an error that is not autotune's own is told in one line, which begins with
+    ``what``.
+
+    Raises:
+        DataError: something other than an ``AutotuneError`` was raised.
+    """
+    try:
+        yield
+    except AutotuneError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise DataError(f"{what}: {reason}") from error
 
 
 def did_you_mean(found: str, known: Iterable[str]) -> str:

@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from autotune.config.build import build_partial
 from autotune.config.schema import TrialConfig
-from autotune.errors import AutotuneError, DataError
+from autotune.errors import DataError, explained
 
 
 @dataclass(frozen=True)
@@ -119,14 +119,8 @@ def load_data(config: TrialConfig) -> LoadedData:
 def _load(config: TrialConfig) -> LoadedData:
     load = build_partial(config.data, config.allowed_targets, "data")
     name = config.data["_target_"]
-    try:
+    with explained(f"data: {name} failed"):
         splits = load()
-    except AutotuneError:
-        raise
-    except Exception as error:
-        raise DataError(
-            f"data: {name} failed: {type(error).__name__}: {' '.join(str(error).split())}"
-        ) from error
     if not isinstance(splits, Mapping) or not {"train", "validation"} <= set(splits):
         found = list(splits) if isinstance(splits, Mapping) else type(splits).__name__
         raise DataError(
@@ -150,16 +144,14 @@ def _load(config: TrialConfig) -> LoadedData:
 
 
 def _split(given: Any, where: str) -> Split:
-    try:
+    kind = type(given).__name__
+    with explained(
+        f"{where}: a {kind} cannot be read as a pair (inputs, targets) of tensors or arrays"
+    ):
         if isinstance(given, Dataset):
             size = len(given)  # type: ignore[arg-type]  # map-style by contract
             given = next(iter(DataLoader(given, batch_size=size)))
         inputs, targets = (_tensor(array) for array in given)
-    except Exception as error:
-        raise DataError(
-            f"{where}: a {type(given).__name__} cannot be read as a pair (inputs, targets) of"
-            f" tensors or arrays: {type(error).__name__}: {' '.join(str(error).split())}"
-        ) from error
     if inputs.ndim == 0 or targets.ndim == 0 or not len(inputs) == len(targets) > 0:
         raise DataError(
             f"{where}: found inputs {list(inputs.shape)} and targets {list(targets.shape)}; both"
@@ -185,7 +177,7 @@ def _checksum(splits: Mapping[str, Split]) -> str:
         for tensor in (split.inputs, split.targets):
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
             sample = tensor[:: max(1, len(tensor) // 256)].contiguous()
-            digest.update(sample.view(torch.uint8).numpy().tobytes() if sample.ndim else b"")
+            digest.update(sample.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

@@ -1,6 +1,7 @@
 """The model that a weights file belongs to, made again from the file's own header."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from autotune.config.build import accepted_arguments, build_partial, call
-from autotune.errors import AutotuneError, DataError
+from autotune.errors import DataError, explained
 from autotune.training.checkpoint import read_weights_once
 from autotune.training.components import make_part
 
@@ -39,14 +40,14 @@ def trained_model(path: Path, allowed_targets: Sequence[str]) -> nn.Module:
         )
     where = f"{path}: model"
     make_model = build_partial(config["model"], tuple(allowed_targets), where, key="model")
-    try:
-        offered = {
+    with explained(f"{path}: does not hold the weights of its own model"):
+        shapes = {
             "input_shape": tuple(metadata["input_shape"]),
             "num_classes": metadata["num_classes"],
         }
-        arguments = accepted_arguments(make_model, offered)
+        make = partial(call, make_model, where, **accepted_arguments(make_model, shapes))
         with torch.device("meta"):  # without memory: a file can name a model of any size
-            sketch = call(make_model, where, **arguments).state_dict()
+            sketch = make().state_dict()
         if {name: tensor.shape for name, tensor in sketch.items()} != {
             name: tensor.shape for name, tensor in weights.items()
         }:
@@ -54,14 +55,8 @@ def trained_model(path: Path, allowed_targets: Sequence[str]) -> nn.Module:
                 f"{path}: does not hold the weights of its own model, which has others; use"
                 " what autotune wrote"
             )
-        model: nn.Module = call(make_model, where, **arguments)
+        model: nn.Module = make()
         model.load_state_dict(weights)
-    except AutotuneError:
-        raise
-    except Exception as error:
-        raise DataError(
-            f"{path}: does not hold the weights of its own model: {' '.join(str(error).split())}"
-        ) from error
     return model.eval().requires_grad_(False)
 
 

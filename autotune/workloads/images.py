@@ -17,13 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from autotune.errors import DataError, check_choice
+from autotune.errors import DataError, check_choice, explained
 from autotune.remote import download_files, fetched, is_file, is_remote
 from autotune.workloads.splits import (
     Splits,
     Standardise,
     part_of,
-    reading,
     scikit_learn_file,
     stratified_split,
     three_splits,
@@ -103,16 +102,14 @@ def fashion_mnist(root: str, download: bool) -> Splits:
         ],
         FASHION_CHECKSUMS if download else {},
     )
-    images, targets, test_images, test_targets = (_read_idx(location) for location in locations)
+    images, classes, test_images, test_classes = (_read_idx(location) for location in locations)
     normalise = Standardise((0.2860,), (0.3530,))
-    kept, held_out = stratified_split(targets.long(), max(1, len(targets) // 12))
+    inputs, targets = normalise(images.view(-1, 1, 28, 28)), classes.long()
+    kept, held_out = stratified_split(targets, max(1, len(targets) // 12))
     return {
-        name: (normalise(inputs.view(-1, 1, 28, 28)), classes.long())
-        for name, inputs, classes in (
-            ("train", images[kept], targets[kept]),
-            ("validation", images[held_out], targets[held_out]),
-            ("test", test_images, test_targets),
-        )
+        "train": (inputs[kept], targets[kept]),
+        "validation": (inputs[held_out], targets[held_out]),
+        "test": (normalise(test_images.view(-1, 1, 28, 28)), test_classes.long()),
     }
 
 
@@ -123,7 +120,7 @@ def _read_idx(location: str) -> Tensor:
     unsigned bytes, the number of dimensions, each dimension as a big-endian int32, the data.
     """
     path = fetched(location, "data.root")
-    with reading(path):
+    with explained(f"data: {path} cannot be read"):
         content = gzip.decompress(path.read_bytes())
         if content[:3] != b"\0\0\x08":
             raise ValueError("it is no idx file of bytes")
@@ -214,7 +211,7 @@ def _read_batches(locations: Sequence[str]) -> list[tuple[Bytes, Bytes]]:
     An archive is read into memory: nothing is written to a path that it chooses.
     """
     files = [fetched(location, "data.root") for location in locations]
-    with reading(files[0]):
+    with explained(f"data: {files[0]} cannot be read"):
         if len(files) > 1:
             return [_parsed(file.name, file.read_bytes()) for file in files]
         contents: dict[str, bytes] = {}
@@ -234,7 +231,7 @@ def _parsed(name: str, content: bytes) -> tuple[Bytes, Bytes]:
     In the binary format, a record is a label byte and the image; the other is a pickled dict with
     ``data`` and ``labels``.
     """
-    with reading(name):
+    with explained(f"data: {name} cannot be read"):
         if name.endswith(".bin"):
             records = np.frombuffer(content, dtype=np.uint8).reshape(-1, 1 + 3072)
             images, labels = records[:, 1:], records[:, 0]

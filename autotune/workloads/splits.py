@@ -7,8 +7,7 @@ trial's seed, so all trials and all repeats of a study are measured on the same 
 """
 
 import importlib.util
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from autotune.errors import AutotuneError, ConfigError, DataError
+from autotune.errors import ConfigError, DataError, explained
 from autotune.remote import fetched, is_file
 
 Splits = dict[str, tuple[Tensor, Tensor]]
@@ -138,24 +137,9 @@ def memory_mapped(
 
 def _mapped(location: str) -> "np.ndarray[Any, Any]":
     path = fetched(location, "data.root")
-    with reading(path):
+    with explained(f"data: {path} cannot be read"):
         mapped: np.ndarray[Any, Any] = np.load(path, mmap_mode="r")
     return mapped
-
-
-@contextmanager
-def reading(path: Path | str) -> Iterator[None]:
-    """Context of reading a file: what goes wrong is one line that names the file.
-
-    Raises:
-        DataError: anything went wrong.
-    """
-    try:
-        yield
-    except AutotuneError:
-        raise
-    except Exception as error:
-        raise DataError(f"data: {path} cannot be read: {' '.join(str(error).split())}") from error
 
 
 def scikit_learn_file(name: str) -> Path:

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from autotune.errors import ConfigError, DataError
+from autotune.errors import ConfigError, DataError, explained
 from autotune.remote import fetched
 from autotune.workloads.splits import (
     Splits,
     check_held_out,
-    reading,
     scikit_learn_file,
     three_splits,
 )
@@ -185,7 +184,7 @@ def _read(path: str, delimiter: str) -> Any:
     import pandas as pd  # noqa: PLC0415  # only for CSV; it starts threads, and a fork breaks them
 
     file = fetched(path, "data.path")
-    with reading(file), warnings.catch_warnings():
+    with explained(f"data: {file} cannot be read"), warnings.catch_warnings():
         warnings.simplefilter("error")
         table = pd.read_csv(
             file,

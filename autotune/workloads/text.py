@@ -17,9 +17,9 @@ import sys
 import numpy as np
 import torch
 
-from autotune.errors import ConfigError, DataError, check_counts
+from autotune.errors import ConfigError, DataError, check_counts, explained
 from autotune.remote import fetched
-from autotune.workloads.splits import Splits, check_held_out, reading
+from autotune.workloads.splits import Splits, check_held_out
 
 UNKNOWN = 0
 """The index of every character that is not in the vocabulary."""
@@ -123,7 +123,10 @@ def _python_documentation() -> str:
 def _read(root: str, max_characters: int | None) -> str:
     """Read a text's first ``max_characters``, with newlines as line ends."""
     file = fetched(root, "data.root")
-    with reading(file), file.open(encoding="utf-8-sig") as lines:
+    with (
+        explained(f"data: {file} cannot be read"),
+        file.open(encoding="utf-8-sig") as lines,
+    ):
         content = lines.read(max_characters)
     if not content.strip():
         raise DataError(f"data.root: {root} is empty; use a UTF-8 text file")

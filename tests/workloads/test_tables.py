@@ -118,10 +118,10 @@ def test_a_type_is_told_from_the_whole_file(write: Any) -> None:
 @pytest.mark.parametrize(
     ("content", "changes", "message"),
     [
-        ("", {}, "file cannot be read: No columns"),
+        ("", {}, "file cannot be read: EmptyDataError: No columns"),
         ("a,label\n", {}, "needs rows after its first line"),
         ("a,label\n1,2,3\n", {}, "Length of header or names does not match"),
-        (b"a,label\n\xff,0\n", {}, "cannot be read: 'utf-8' codec"),
+        (b"a,label\n\xff,0\n", {}, "cannot be read: UnicodeDecodeError: 'utf-8' codec"),
         (ROWS, {"target_column": "lable"}, "has no column lable; it has size, colour"),
         (ROWS, {"target_column": None}, "needs data.path=FILE and data.target_column=NAME"),
         (ROWS, {"ignored_columns": ["size", "colour", "weight"]}, "no column besides the target"),

@@ -81,7 +81,7 @@ def test_a_text_is_read_as_far_as_asked_with_newlines_as_line_ends(write: Any) -
     ("content", "changes", "message"),
     [
         (b" \n\n ", {}, r"data\.root: .*file is empty; use a UTF-8 text file"),
-        (b"abc\xff" * 50, {}, r"file cannot be read: 'utf-8' codec"),
+        (b"abc\xff" * 50, {}, r"file cannot be read: UnicodeDecodeError: 'utf-8' codec"),
         (
             b"abcd" * 8,
             {"length": 8},
