@@ -52,7 +52,9 @@ class ReportKeys:
 
 
 def export_command(arguments: Sequence[str]) -> int:
-    """Run ``autotune export`` with command-line arguments and return its exit code."""
+    """Run ``autotune export`` with command-line arguments and return its exit code: write the
+    experiment file, and the weights beside it.
+    """
     line = parse_command_line(
         "autotune export",
         _PURPOSE,
@@ -69,14 +71,9 @@ def export_command(arguments: Sequence[str]) -> int:
         )
     refuse_url(own.folder, "folder")
     refuse_url(line.config_dirs[0], "--config-dir")
-    _export_experiment(own, line.config_dirs[0], Path(own.folder) / own.study)
-    return 0
-
-
-def _export_experiment(own: ExportKeys, config_dir: str, study_folder: Path) -> None:
-    """Write the experiment file, and the weights beside it."""
-    text, exported = _best_yaml(study_folder), own.experiment
-    known = read_summary(study_folder / "best.json")
+    exported, [config_dir] = own.experiment, line.config_dirs
+    study_folder = Path(own.folder) / own.study
+    text, known = _best_yaml(study_folder), read_summary(study_folder / "best.json")
     if not re.fullmatch(r"\w[\w-]*(/\w[\w-]*)*", exported, re.ASCII):
         raise ConfigError(
             f"as: found {exported!r}, use letters, digits, '_' and '-', and folders as in"
@@ -106,6 +103,7 @@ def _export_experiment(own: ExportKeys, config_dir: str, study_folder: Path) -> 
     for folder in dict.fromkeys([config_dir, *kept]):
         words += ["--config-dir", folder]
     print(f"run it: python -m autotune train {shlex.join(words)}")
+    return 0
 
 
 def _best_yaml(folder: Path) -> str:

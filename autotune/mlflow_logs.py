@@ -35,19 +35,15 @@ def keep_logs(folder: Path, *, is_resumed: bool) -> None:
 
     Earlier logs in it are kept if ``is_resumed``.
     """
-    _end_runs()
+    # runs that code in this thread left open: the next one's calls would go to them
+    if (mlflow := sys.modules.get("mlflow")) is not None:
+        # whatever is wrong with a run that was left is no fault of what follows
+        with contextlib.suppress(Exception):
+            while mlflow.active_run() is not None:
+                mlflow.end_run()
     if not is_resumed:
         shutil.rmtree(folder, ignore_errors=True)
     os.environ["MLFLOW_TRACKING_URI"] = folder.absolute().as_uri()
     os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
     for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID"):  # of another store
         os.environ.pop(name, None)
-
-
-def _end_runs() -> None:
-    """End the runs that code in this thread left open: the next one's calls would go to them."""
-    if (mlflow := sys.modules.get("mlflow")) is not None:
-        # whatever is wrong with a run that was left is no fault of what follows
-        with contextlib.suppress(Exception):
-            while mlflow.active_run() is not None:
-                mlflow.end_run()

@@ -197,13 +197,6 @@ def component_key(where: str) -> str | None:
     return next((key for key in KEYS if where == key or where.startswith(f"{key}.")), None)
 
 
-def accepts_name(name: Any, key: str | None) -> bool:
-    """Whether a name may stand in a ``_target_`` of a config key, as far as the name alone says."""
-    return key is not None and (
-        name in shipped_components()[key] or (within(name, PACKAGES) and name not in PACKAGES)
-    )
-
-
 @functools.cache
 def shipped_options() -> Mapping[str, Any]:
     """Content of every file in the config groups of the shipped ``conf/``, by group and name:
@@ -256,9 +249,11 @@ def within(name: Any, packages: Sequence[str]) -> bool:
 
 
 def _check_name(name: Any, allowed: Sequence[str], where: str, component: str | None) -> None:
-    if not isinstance(name, str) or (
-        not accepts_name(name, component) and not within(name, allowed)
-    ):
+    is_of_packages = within(name, PACKAGES) and name not in PACKAGES
+    is_component = component is not None and (
+        is_of_packages or (isinstance(name, str) and name in shipped_components()[component])
+    )
+    if not is_component and not within(name, allowed):
         raise TargetNotAllowedError(_refusal(where, repr(name), component, str(name)))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import optuna
 
-from autotune.config.build import accepted_arguments, build_partial, call
+from autotune.config.build import build
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import Objective
@@ -106,15 +106,16 @@ def make_sampler(
         ConfigError: the sampler cannot be made.
     """
     quiet_optuna()
-    make = build_partial(node, allowed, "search.sampler")
-    offered = {
-        "seed": seed,
-        "space": space,
-        "target": target,
-        "objective": objective,
-        "earlier": earlier,
-    }
-    return call(make, "search.sampler", **accepted_arguments(make, offered))
+    return build(
+        node,
+        allowed,
+        "search.sampler",
+        seed=seed,
+        space=space,
+        target=target,
+        objective=objective,
+        earlier=earlier,
+    )
 
 
 def optuna_sampler(sampler: object) -> optuna.samplers.BaseSampler:

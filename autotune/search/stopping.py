@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from autotune.config.build import accepted_arguments, build_partial, call
+from autotune.config.build import build
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import AmortisedTime, BoundedObjective, DeviceSeconds, Objective
@@ -87,8 +87,7 @@ def make_stopping(
     Raises:
         ConfigError: the rule cannot be made, or is no ``StoppingRule``.
     """
-    make = build_partial(node, allowed, "stopping")
-    rule = call(make, "stopping", **accepted_arguments(make, {"objective": objective}))
+    rule = build(node, allowed, "stopping", objective=objective)
     if not isinstance(rule, StoppingRule):
         raise ConfigError(
             f"stopping: {node['_target_']} must be a subclass of"

@@ -76,14 +76,10 @@ class ImageAugmentation:
         self._brightness, self._contrast = brightness, contrast
         self._resolutions = resolutions
         self.new_shapes_at = starts = [start for start, _ in resolutions]
-        if (
-            starts != sorted(starts)
-            or not all(0 <= start < 1 for start in starts)
-            or not all(
-                pixels is None or (type(pixels) is int and pixels > 0) for _, pixels in resolutions
-            )
-            or (resolutions and resolutions[-1][1] is not None)
-        ):
+        sizes = [pixels for _, pixels in resolutions]
+        is_rising = starts == sorted(starts) and all(0 <= start < 1 for start in starts)
+        are_sizes = all(size is None or (type(size) is int and size > 0) for size in sizes)
+        if not (is_rising and are_sizes) or (sizes and sizes[-1] is not None):
             raise ConfigError(
                 f"augmentation.resolutions: found {resolutions}; it must be a list of [from"
                 " progress, pixels], rising from 0 and below 1, the last with null pixels: the full"

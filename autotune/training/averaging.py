@@ -76,7 +76,8 @@ class ExponentialMovingAverage:
         self._has_begun = False
         # missing in torch's stubs
         self._mix = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
-        self._weights, averages = _averaged_tensors(model), _averaged_tensors(self._average)
+        self._weights, buffers = _averaged_and_copied(model)
+        averages, copies = _averaged_and_copied(self._average)
         self._values = [_in_float32(average) for average in averages]
         self._rounded = [
             (average, value)
@@ -84,9 +85,7 @@ class ExponentialMovingAverage:
             if average is not value
         ]
         self._is_rounded = True
-        self._copied = list(
-            zip(_copied_buffers(self._average), _copied_buffers(model), strict=True)
-        )
+        self._copied = list(zip(copies, buffers, strict=True))
 
     @property
     def model(self) -> torch.nn.Module:
@@ -146,27 +145,20 @@ def _plain_copy(model: torch.nn.Module) -> torch.nn.Module:
     return copy.deepcopy(model, {id(tensor): tensor.detach().clone() for tensor in computed})
 
 
-def _averaged_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
-    return [tensor.detach() for tensor in (*model.parameters(), *_norm_statistics(model).values())]
-
-
 def _in_float32(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself, or a float32 copy if its format has fewer bits."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
-def _copied_buffers(model: torch.nn.Module) -> list[torch.Tensor]:
-    statistics = _norm_statistics(model)
-    return [buffer for buffer in model.buffers() if id(buffer) not in statistics]
-
-
-def _norm_statistics(model: torch.nn.Module) -> dict[int, torch.Tensor]:
-    """Running means and variances of all norm layers, by ``id`` of the tensor."""
-    statistics = (
-        getattr(module, name, None)
-        for module in model.modules()
-        for name in ("running_mean", "running_var")
-    )
-    return {
-        id(statistic): statistic for statistic in statistics if isinstance(statistic, torch.Tensor)
-    }
+def _averaged_and_copied(
+    model: torch.nn.Module,
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """A model's weights with the running means and variances of all norm layers, and all other
+    buffers.
+    """
+    averaged = [parameter.detach() for parameter in model.parameters()]
+    copied: list[torch.Tensor] = []
+    for name, buffer in model.named_buffers():
+        is_statistic = name.rpartition(".")[2] in ("running_mean", "running_var")
+        (averaged if is_statistic else copied).append(buffer)
+    return averaged, copied

@@ -23,11 +23,12 @@ from autotune.errors import ConfigError
 from autotune.training.averaging import ExponentialMovingAverage
 from autotune.training.data import LoadedData
 from autotune.training.parallel.ranks import ALONE, Ranks
-from autotune.training.parallel.strategy import SharedModel, Strategy, Views
+from autotune.training.parallel.strategy import SharedModel, Strategy
 from autotune.training.runtime import Precision, checkpoint_activations
 from autotune.training.techniques.technique import Technique
 
 Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Views = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 
 _INITIALISE_SAMPLES = 5_000
 """Upper limit on the training samples that are passed to a model's ``initialise_from``."""
@@ -123,12 +124,11 @@ def make_components(
         config.technique, allowed, "technique", device=device, allowed_targets=allowed, **shapes
     )
     strategy = make_strategy(config)
+    is_divided = strategy.divides_model and ranks.is_joined
     # No device need hold the whole of a model that ranks divide. Of a model for a bound one only
     # the state is needed, so it takes no memory of the device, unless it computes on the data
     # there.
-    is_on_host = (strategy.divides_model and ranks.is_joined) or (
-        reuse is not None and not hasattr(reuse.model, "initialise_from")
-    )
+    is_on_host = is_divided or (reuse is not None and not hasattr(reuse.model, "initialise_from"))
     place = torch.device("cpu") if is_on_host else device
     model = _make_model(config, data, place, precision, shapes)
     strategy.check(config, model, batch_size=min(config.batch_size, len(data.train)))
@@ -141,7 +141,13 @@ def make_components(
     else:
         reset_model(reuse.model, model)
         model, technique, loss, shared = reuse.model, reuse.technique, reuse.loss, reuse.shared
-    optimizer = _make_optimizer(config, shared, len(data.train), total_steps)
+    optimizer = _make_optimizer(
+        config,
+        model,
+        len(data.train),
+        total_steps,
+        mixes_tensors=is_divided and strategy.tensor_size > 1,
+    )
     return Components(
         model=model,
         shared=shared,
@@ -208,11 +214,19 @@ def reset_model(trained: torch.nn.Module, fresh: torch.nn.Module) -> None:
 
 
 def _make_optimizer(
-    config: TrialConfig, shared: SharedModel, num_samples: int, total_steps: int
+    config: TrialConfig,
+    model: torch.nn.Module,
+    num_samples: int,
+    total_steps: int,
+    *,
+    mixes_tensors: bool,
 ) -> torch.optim.Optimizer:
+    """The optimizer; with ``mixes_tensors`` no kernel can take all parameters together, since
+    they are distributed tensors of several kinds, or only some of them are.
+    """
     factory = build_partial(config.optimizer, config.allowed_targets, "optimizer")
     offered = {
-        "model": shared.model,
+        "model": model,
         "batch_size": min(config.batch_size, num_samples),
         "total_steps": total_steps,
     }
@@ -224,9 +238,9 @@ def _make_optimizer(
             f" {config.optimizer['_target_']} has no {', '.join(unknown)}; use null"
         )
     arguments = accepted_arguments(factory, offered) | kernels
-    if shared.mixes_tensors and "foreach" in known:
+    if mixes_tensors and "foreach" in known:
         arguments["foreach"] = False
-    positional = () if "model" in arguments else (list(shared.model.parameters()),)
+    positional = () if "model" in arguments else (list(model.parameters()),)
     optimizer = call(factory, "optimizer", *positional, **arguments)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(

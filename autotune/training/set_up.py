@@ -426,13 +426,10 @@ def _evaluating(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Ite
     in_training = [module for module in model.modules() if module.training]
     model.eval()
     # a schedule-free optimizer has both
-    to_eval, to_train = getattr(optimizer, "eval", None), getattr(optimizer, "train", None)
-    if to_eval is not None:
-        to_eval()
+    getattr(optimizer, "eval", lambda: None)()
     try:
         yield
     finally:
         for module in in_training:
             module.training = True
-        if to_train is not None:
-            to_train()
+        getattr(optimizer, "train", lambda: None)()

@@ -56,11 +56,12 @@ def _train(source: Source, say: Callable[[str], None]) -> None:
     ]
     # our own command
     process = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603
-    if process.returncode != 0:
+    try:
+        if process.returncode != 0:
+            raise _failure(source, process)
+        (folder / WEIGHTS_FILE).replace(source.path)
+    finally:
         shutil.rmtree(folder, ignore_errors=True)
-        raise _failure(source, process)
-    (folder / WEIGHTS_FILE).replace(source.path)
-    shutil.rmtree(folder, ignore_errors=True)
     say(
         f"technique.source: trained {source.experiment} in {time.monotonic() - began:.1f} s, in no"
         f" trial's time: {source.path}"

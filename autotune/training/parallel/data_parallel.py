@@ -176,7 +176,7 @@ class FSDP(TensorParallel):
             settings["offload_policy"] = fsdp.CPUOffloadPolicy()
         share_layers(model, mesh)
         if precision.settings.autocast_dtype == "bfloat16":
-            for module in [module for module in model.modules() if _is_computed_in_float32(module)]:
+            for module in list(filter(_is_computed_in_float32, model.modules())):
                 fsdp.fully_shard(module, **settings)
             for module in model.modules():
                 if isinstance(module, nn.Embedding):
@@ -188,7 +188,7 @@ class FSDP(TensorParallel):
         blocks_of = getattr(model, "blocks", list)
         for module in [*blocks_of(), model]:
             fsdp.fully_shard(module, **settings)
-        return DividedModel(model, self.tensor_size)
+        return DividedModel(model)
 
 
 def _is_computed_in_float32(module: nn.Module) -> bool:

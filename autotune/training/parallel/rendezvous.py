@@ -71,34 +71,35 @@ def _store_of(rendezvous: Rendezvous) -> TCPStore:
 
 @contextmanager
 def _gloo_interface(host: str) -> Iterator[None]:
-    """Let gloo listen at the network interface by which this machine reaches a host, until the
-    context ends, unless the user's environment already names one.
+    """Let gloo listen where this machine reaches a host, until the context ends."""
+    environment = _gloo_environment(host)
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        for name in environment:
+            del os.environ[name]
+
+
+def _gloo_environment(host: str) -> dict[str, str]:
+    """The environment variable by which gloo listens at the network interface by which this machine
+    reaches a host; none where the user's environment names one.
 
     By default gloo listens at the address of the host's name, on many machines 127.0.0.1, which no
     other machine can reach.
     """
-    name = _interface_towards(host)
-    if name is None or _GLOO_INTERFACE in os.environ:
-        yield
-        return
-    os.environ[_GLOO_INTERFACE] = name
-    try:
-        yield
-    finally:
-        del os.environ[_GLOO_INTERFACE]
-
-
-def _interface_towards(host: str) -> str | None:
+    if _GLOO_INTERFACE in os.environ:
+        return {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # nothing is sent
         try:
             probe.connect((host, 1))
         except OSError:
-            return None
+            return {}
         address = probe.getsockname()[0]
     for name, interface in psutil.net_if_addrs().items():
         if address in [known.address for known in interface]:
-            return name
-    return None
+            return {_GLOO_INTERFACE: name}
+    return {}
 
 
 def torchrun_environment(
@@ -122,12 +123,8 @@ def torchrun_environment(
         "TORCHELASTIC_RUN_ID": run,
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-    } | (
-        {_GLOO_INTERFACE: name}
-        if (name := _interface_towards(rendezvous.host)) is not None
-        and _GLOO_INTERFACE not in os.environ
-        else {}
-    )
+        **_gloo_environment(rendezvous.host),
+    }
 
 
 def tell_ranks(store: TCPStore, kept: socket.socket, folder: Path) -> None:

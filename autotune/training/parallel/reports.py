@@ -191,7 +191,8 @@ class FollowingRank:
     def shared(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Give the first rank the values that it takes the mean of, and return them."""
         numbers = {name: as_number(name, value) for name, value in values.items()}
-        self._share(numbers)
+        with contextlib.suppress(RuntimeError):  # the first rank is gone
+            self._store.set(f"value/{self._num_reports + 1}/{self.rank}", json.dumps(numbers))
         self._has_shared = True
         return numbers
 
@@ -199,10 +200,6 @@ class FollowingRank:
         """Note that this rank makes no further report, for which the first one may wait."""
         with contextlib.suppress(RuntimeError):  # the first rank is gone
             self._store.set(f"ended/{self.rank}", "")
-
-    def _share(self, numbers: Mapping[str, float]) -> None:
-        with contextlib.suppress(RuntimeError):  # the first rank is gone
-            self._store.set(f"value/{self._num_reports + 1}/{self.rank}", json.dumps(numbers))
 
     def report(self, keep: Callable[[Path], object], gather: Callable[[], object]) -> None:
         """Wait for the decision on the first rank's report of the same number, however long that
@@ -216,7 +213,7 @@ class FollowingRank:
             TrainingEnded: the training ends.
         """
         if not self._has_shared:
-            self._share({})
+            self.shared({})
         self._has_shared = False
         self._num_reports += 1
         self._store.set(f"report/{self._num_reports}/{self.rank}", "")

@@ -65,25 +65,21 @@ def _states(objects: Mapping[str, Any]) -> dict[str, Any]:
 def _pairs(
     objects: Mapping[str, Any],
 ) -> Iterator[tuple[str, torch.nn.Module, torch.optim.Optimizer | None]]:
-    """Each model, then each optimizer with the model of its parameters.
+    """Each model, and each optimizer with the model of its parameters.
 
     Raises:
         DataError: the model of an optimizer is not among the objects.
     """
-    models = {name: value for name, value in objects.items() if isinstance(value, torch.nn.Module)}
-    for name, model in models.items():
-        yield name, model, None
+    models = [value for value in objects.values() if isinstance(value, torch.nn.Module)]
     for name, value in objects.items():
-        if name not in models:
-            trained = {id(parameter) for parameter in _parameters(value)}
-            owners = (
-                model
-                for model in models.values()
-                if trained & {id(parameter) for parameter in model.parameters()}
-            )
-            if (owner := next(owners, None)) is None:
-                raise DataError(f"checkpoint: {name} is divided among ranks; save its model, too")
-            yield name, owner, value
+        if isinstance(value, torch.nn.Module):
+            yield name, value, None
+            continue
+        trained = set(_parameters(value))
+        owners = (model for model in models if not trained.isdisjoint(model.parameters()))
+        if (owner := next(owners, None)) is None:
+            raise DataError(f"checkpoint: {name} is divided among ranks; save its model, too")
+        yield name, owner, value
 
 
 def _parameters(value: Any) -> Iterator[torch.Tensor]:

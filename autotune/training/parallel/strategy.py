@@ -8,7 +8,6 @@ turns a model into a ``SharedModel``: the model as one rank trains and scores it
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,8 +20,6 @@ from autotune.errors import ConfigError, check_choice, check_counts
 from autotune.training.parallel.ranks import Ranks
 from autotune.training.runtime import Precision
 
-Views = Callable[[nn.Module, Tensor], Tensor]
-
 
 class SharedModel:
     """A model as one rank holds it.
@@ -31,9 +28,6 @@ class SharedModel:
         model: the model that is trained.
     """
 
-    mixes_tensors = False
-    """Whether only some of the parameters are distributed tensors, so that no kernel can take
-    all parameters together."""
     scores_alone = False
     """Whether ranks exchange nothing as they score the model, so that one that fails there leaves
     none waiting."""

@@ -50,20 +50,11 @@ class TensorParallel(Strategy):
     def share(self, model: nn.Module, ranks: Ranks, precision: Precision) -> SharedModel:
         """Split the layers that the model's plan names over the ranks."""
         share_layers(model, ranks.mesh(precision.device, 1, self.tensor_size))
-        return DividedModel(model.to(precision.device), self.tensor_size)
+        return DividedModel(model.to(precision.device))
 
 
 class DividedModel(SharedModel):
-    """A model whose parameters, or some of them, are distributed tensors.
-
-    Args:
-        model: the model that is trained.
-        tensor_size: number of neighbouring ranks that divide layers.
-    """
-
-    def __init__(self, model: nn.Module, tensor_size: int) -> None:
-        super().__init__(model)
-        self.mixes_tensors = tensor_size > 1
+    """A model whose parameters, or some of them, are distributed tensors."""
 
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
