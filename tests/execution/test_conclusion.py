@@ -40,7 +40,7 @@ def test_where_nothing_reached_the_closest_trial_says_which_bound_it_missed() ->
     tracker = SimpleNamespace(page=None)
     live: Any = SimpleNamespace(plan=plan, policy=policy, console=console, tracker=tracker)
     live.closest = LiveStudy.closest.fget(live)  # type: ignore[attr-defined]
-    assert _Conclusion(live, None).print(None) == 3
+    assert _Conclusion(live, None).print() == 3
     nothing, closest, *_ = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert nothing == "nothing reached fake_acc >= 0.5, g_loss <= 0.01"
     assert closest == "closest: trial 1, fake_acc 0.6, g_loss 0.012 > 0.01: the baseline"
