@@ -108,20 +108,22 @@ class WorkerError(ExecutionError):
 
 
 @contextmanager
-def explained(what: str) -> Iterator[None]:
+def explained(
+    what: str, kind: type[AutotuneError] = DataError, *, advice: str = ""
+) -> Iterator[None]:
     """Context in which an error that is not autotune's own is told in one line, which begins with
-    ``what``.
+    ``what`` and ends with ``advice``.
 
     Raises:
-        DataError: something other than an ``AutotuneError`` was raised.
+        AutotuneError: of ``kind``, if something else was raised.
     """
     try:
         yield
     except AutotuneError:
         raise
-    except Exception as error:
+    except Exception as error:  # of whatever library reads: each raises its own
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DataError(f"{what}: {reason}") from error
+        raise kind(f"{what}: {reason[:300]}{advice}") from error
 
 
 def did_you_mean(found: str, known: Iterable[str]) -> str:

@@ -121,7 +121,12 @@ class Decision(StrEnum):
 
 
 class Policy:
-    """Plans runs, and is told what came of them; a run is known by its number until it ends."""
+    """Base of what plans runs, and is told what came of them; a run is known by its number until it
+    ends.
+
+    A policy must define the methods that raise ``NotImplementedError`` here. Those that do nothing
+    are for policies that pause runs, or keep their evaluations.
+    """
 
     error: AutotuneError | None = None
     """Why no further run is worth beginning; None while runs may go on."""

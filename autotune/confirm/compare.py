@@ -101,9 +101,13 @@ class ComparisonPlan(Comparison, TrainingPlan):
             may_have_begun=True,
         )
 
+    def index(self, run: Run) -> int:
+        """Index of the configuration that a run trains."""
+        return run.number % len(self.configurations)
+
     def configuration(self, run: Run) -> Candidate:
         """The configuration that a run trains."""
-        return self.configurations[run.number % len(self.configurations)]
+        return self.configurations[self.index(run)]
 
     def run_task(self, run: Run, **fields: Any) -> TrialTask:
         """The task of a worker that makes a run."""
@@ -418,8 +422,7 @@ def _make_runs(
     configurations = plan.configurations
     with console.status("starting Ray"):
         size = connection.size(interrupt)
-        # imports ray
-        from autotune.execution import ray_tune  # noqa: PLC0415
+        from autotune.execution import ray_tune  # noqa: PLC0415  # imports ray
 
         for each in configurations:
             size.check_holds(f"a run of {each.name}", *plan.placed(each.trial))
@@ -439,23 +442,23 @@ def _make_runs(
 
     def on_end(run: Run, result: TrialResult) -> float | None:
         each = plan.configuration(run)
-        store_confirmation(study, configurations.index(each), run.round, result)
+        store_confirmation(study, plan.index(run), run.round, result)
         each.runs[run.round] = result
         plan.write()
         check_failures(each, plan.config.search.max_errors_in_a_row)
         return plan.objective.score(result) if result.outcome is Outcome.REACHED else None
 
     def phases() -> Generator[TrialManager, None, None]:
-        yield ray_tune.trial_manager(
+        yield TrialManager.of(
             plan,
             connection,
-            Turns(batches, on_end),
+            size,
+            policy=Turns(batches, on_end),
             interrupt=interrupt,
             note=display.note,
             tracker=tracker,
             listeners=(display,),
             make_task=lambda run: anew(plan.run_task(run, launcher=launcher and launcher.address)),
-            time_budget_seconds=None,
             max_concurrent_trials=num_workers,
         )
 

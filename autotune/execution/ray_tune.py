@@ -8,7 +8,7 @@ Ray's own experiment state, loggers and signal handling are off: a study resumes
 """
 
 import shutil
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,14 @@ from ray.tune.search import Searcher
 from ray.tune.stopper import Stopper
 
 from autotune.config.command_line import Interrupt
-from autotune.config.schema import TrialConfig
-from autotune.execution.cluster import ClusterSize, RaySession
+from autotune.execution.cluster import RaySession
 from autotune.execution.plan import TrainingPlan
 from autotune.execution.ray_ranks import kind_of_death
-from autotune.execution.task import TrialTask
 from autotune.execution.trial_manager import TrialManager
 from autotune.execution.worker import TrialWorker
 from autotune.failure import FailureKind
 from autotune.files import make_folder, replace_file
-from autotune.policy import Decision, Policy
+from autotune.policy import Decision
 
 
 class Phases:
@@ -52,52 +50,6 @@ class Phases:
         if following is not None:
             self.now = following
         return following is not None
-
-
-def trial_manager(
-    plan: TrainingPlan,
-    connection: RaySession,
-    policy: Policy,
-    *,
-    interrupt: Interrupt,
-    note: Callable[[str], None],
-    **settings: Any,
-) -> TrialManager:
-    """The trial manager for runs of a plan, on what machines there are.
-
-    Args:
-        note: tells a line, such as that a run waits for machines.
-        settings: further fields of the trial manager.
-    """
-    size = connection.size_now().split(plan.trials_per_gpu)
-
-    def size_now() -> ClusterSize:
-        return connection.size_now().split(plan.trials_per_gpu)
-
-    def has_room(tasks: Sequence[TrialTask]) -> bool:
-        if not tasks:
-            return True
-        return plan.may_grow or size_now().has_room(tasks, *plan.resources(plan.trial))
-
-    def unsuitable(config: TrialConfig) -> str | None:
-        shortage = None if plan.may_grow else size.shortage(*plan.placed(config))
-        return plan.unsuitable(config) or shortage
-
-    def tell_of_waiting(task: TrialTask) -> None:
-        if (shortage := size_now().shortage(*plan.placed(task.config))) is not None:
-            note(f"{task.name} waits for machines: {shortage}")
-
-    return TrialManager(
-        policy=policy,
-        has_room=has_room,
-        unsuitable=unsuitable,
-        on_waiting=tell_of_waiting,
-        state_folder=plan.state_folder,
-        max_retries=plan.config.search.max_retries,
-        max_retakes=plan.config.search.max_retakes,
-        has_notice=interrupt.notice.is_set,
-        **settings,
-    )
 
 
 def make_runs(

@@ -107,8 +107,7 @@ def _search_and_confirm(live: LiveStudy) -> Confirmation | None:
         with live.console.status("starting Ray") as status:
             if not plan.config.cluster.is_local:  # Ray must first know whether it needs a token
                 connection.size(interrupt)
-            # imports ray.tune while Ray starts
-            from autotune.execution import ray_tune  # noqa: PLC0415
+            from autotune.execution import ray_tune  # noqa: PLC0415  # imports ray, as it starts
 
             size = connection.size(interrupt)
             if not plan.may_grow:
@@ -140,7 +139,7 @@ def _phases(
     devices = Devices()
     if live.has_search:
         shown.enter_context(live.display)
-        yield from _search(live, devices)
+        yield from _search(live, size, devices)
         shown.close()
     if live.needs_confirmation and live.race_state().pending:
         num_cpus, num_gpus = live.plan.resources(live.plan.trial)
@@ -149,10 +148,8 @@ def _phases(
         yield from _confirm(live, size, devices, shown)
 
 
-def _search(live: LiveStudy, devices: Devices) -> Iterator[TrialManager]:
+def _search(live: LiveStudy, size: ClusterSize, devices: Devices) -> Iterator[TrialManager]:
     """Yield the trial manager of the search, and conclude the search once that has finished."""
-    from autotune.execution import ray_tune  # noqa: PLC0415  # imports ray
-
     plan, policy = live.plan.for_search(), live.policy
     for line in plan.device_lines(plan.trial):
         live.display.note(f"device: {line}")
@@ -173,10 +170,11 @@ def _search(live: LiveStudy, devices: Devices) -> Iterator[TrialManager]:
         launcher = live.launcher and live.launcher.address
         return plan.task(run.name, config, number=run.number, launcher=launcher)
 
-    trials = ray_tune.trial_manager(
+    trials = TrialManager.of(
         plan,
         live.connection,
-        policy,
+        size,
+        policy=policy,
         interrupt=live.interrupt,
         note=live.display.note,
         tracker=live.tracker,
@@ -217,8 +215,6 @@ def _confirm(
     live: LiveStudy, size: ClusterSize, devices: Devices, shown: ExitStack
 ) -> Iterator[TrialManager]:
     """Yield the trial manager of the confirmation runs that the study still lacks."""
-    from autotune.execution import ray_tune  # noqa: PLC0415  # imports ray
-
     plan, race = live.plan, live.planned_race()
     configurations = {each.trial: each for each in race.configurations}
     order = list(configurations)
@@ -278,16 +274,16 @@ def _confirm(
     with compiled_anew(plan.folder) as anew:
         shown.enter_context(display.status)
         shown.enter_context(quiet(live.tracker, plan, first_tasks))
-        yield ray_tune.trial_manager(
+        yield TrialManager.of(
             plan,
             live.connection,
-            Turns(batches(), on_end),
+            size,
+            policy=Turns(batches(), on_end),
             interrupt=live.interrupt,
             note=display.note,
             tracker=live.tracker,
             listeners=(display,),
             make_task=lambda run: anew(make_task(run)),
-            time_budget_seconds=None,
             max_concurrent_trials=num_workers,
             devices=devices,
         )

@@ -10,11 +10,15 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Self
 
+from autotune.config.command_line import Interrupt
 from autotune.config.schema import TrialConfig
 from autotune.errors import AutotuneError, ClusterError, ConfigError, DataError, InvalidTrialError
+from autotune.execution.cluster import ClusterSize, RaySession
 from autotune.execution.devices import Devices
 from autotune.execution.live_run import LiveRun, Stage
+from autotune.execution.plan import TrainingPlan
 from autotune.execution.task import (
     WORKER_ENDED,
     TrialTask,
@@ -66,7 +70,7 @@ class TrialManager:
     max_retakes: int
     """How often the point of a trial is tried again whose times were spoilt by something else on
     the machine. After a few trials in a row for which that did not help, others are only marked."""
-    time_budget_seconds: float | None
+    time_budget_seconds: float | None = None
     """Time limit of the search, from the start of its first trial; None means no limit."""
     max_concurrent_trials: int | None = None
     """Maximum number of trials that are trained at the same time; None means no limit."""
@@ -83,6 +87,54 @@ class TrialManager:
     refusal: AutotuneError | None = field(default=None, init=False)
     """Error that every trial would meet: the data cannot be read, the baseline cannot be made, or
     no suggestion can be run."""
+
+    @classmethod
+    def of(
+        cls,
+        plan: TrainingPlan,
+        connection: RaySession,
+        size: ClusterSize,
+        *,
+        interrupt: Interrupt,
+        note: Callable[[str], None],
+        **settings: Any,
+    ) -> Self:
+        """The trial manager for runs of a plan.
+
+        Args:
+            size: what the cluster had at the start: what does not fit there is never run, and what
+                does not fit now waits.
+            note: tells a line, such as that a run waits for machines.
+            settings: further fields.
+        """
+        size = size.split(plan.trials_per_gpu)
+
+        def size_now() -> ClusterSize:
+            return connection.size_now().split(plan.trials_per_gpu)
+
+        def has_room(tasks: Sequence[TrialTask]) -> bool:
+            if not tasks:
+                return True
+            return plan.may_grow or size_now().has_room(tasks, *plan.resources(plan.trial))
+
+        def unsuitable(config: TrialConfig) -> str | None:
+            shortage = None if plan.may_grow else size.shortage(*plan.placed(config))
+            return plan.unsuitable(config) or shortage
+
+        def tell_of_waiting(task: TrialTask) -> None:
+            if (shortage := size_now().shortage(*plan.placed(task.config))) is not None:
+                note(f"{task.name} waits for machines: {shortage}")
+
+        return cls(
+            has_room=has_room,
+            unsuitable=unsuitable,
+            on_waiting=tell_of_waiting,
+            state_folder=plan.state_folder,
+            max_retries=plan.config.search.max_retries,
+            max_retakes=plan.config.search.max_retakes,
+            has_notice=interrupt.notice.is_set,
+            **settings,
+        )
 
     def __post_init__(self) -> None:
         self._began_at: float | None = None

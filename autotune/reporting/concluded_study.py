@@ -1,8 +1,8 @@
 """A study that has ended, read from the files in its folder, for its report."""
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ import pandas as pd
 import yaml
 
 from autotune.confirm.statistics import Claim, Ratio, RunScore
-from autotune.errors import AutotuneError, StudyError
+from autotune.errors import StudyError, explained
 from autotune.files import FORMAT_KEY, check_format
 from autotune.outcome import Outcome
 from autotune.recording import Recording, read_recording
@@ -144,24 +144,15 @@ class ConcludedStudy:
         return ConfigurationScores(label=label, runs=runs, scale=self.scale)
 
 
-@contextmanager
-def readable(folder: Path) -> Iterator[None]:
+def readable(folder: Path) -> AbstractContextManager[None]:
     """Context in which a study's files are read: files that someone changed are refused in one
     line, whatever is wrong with them.
 
     Raises:
         StudyError: reading raised an error that is not autotune's own.
     """
-    try:
-        yield
-    except AutotuneError:
-        raise
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise StudyError(
-            f"study={folder.name}: cannot be read: {reason[:300]}; its files must be as the study"
-            " wrote them"
-        ) from error
+    advice = "; its files must be as the study wrote them"
+    return explained(f"study={folder.name}: cannot be read", StudyError, advice=advice)
 
 
 def read_concluded_study(folder: Path) -> ConcludedStudy:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.measurement import Evaluation, TrialResult
-from autotune.tracking.tracker import StudyInfo, TrackedTrial
+from autotune.policy import Run
+from autotune.tracking.tracker import StudyInfo
 
 _MAX_TAG_CHARACTERS, _MAX_PARAM_CHARACTERS, _MAX_KEY_CHARACTERS = 5000, 6000, 250
 RUN_TAG, OUTCOME_TAG = "autotune.run", "autotune.outcome"
@@ -60,7 +61,7 @@ def study_tags(info: StudyInfo) -> dict[str, str]:
     )
 
 
-def trial_tags(trial: TrackedTrial, study: str) -> dict[str, str]:
+def trial_tags(trial: Run, study: str) -> dict[str, str]:
     """Tags that a trial's run has from its start."""
     retry = {} if trial.retry_of is None else {"autotune.retry_of": str(trial.retry_of)}
     return plain_tags(
@@ -86,7 +87,7 @@ def result_tags(result: TrialResult) -> dict[str, str]:
     return {key: str(value) for key, value in tags.items() if value is not None}
 
 
-def evaluation_metrics(evaluation: Evaluation, trial: TrackedTrial) -> dict[str, float]:
+def evaluation_metrics(evaluation: Evaluation, trial: Run) -> dict[str, float]:
     """The metrics of one evaluation; the target's metric is in them as ``metric`` and by its name.
 
     A reported metric with the name of one that autotune has measured itself, such as ``loss`` or

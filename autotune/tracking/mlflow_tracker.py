@@ -22,12 +22,14 @@ from typing import Any
 
 import yaml
 from mlflow import MlflowClient
-from mlflow.entities import LoggedModelOutput, Metric, Param, Run, RunTag
+from mlflow.entities import LoggedModelOutput, Metric, Param, RunTag
+from mlflow.entities import Run as MlflowRun
 from mlflow.models import Model, infer_signature
 from mlflow.utils.file_utils import local_file_uri_to_path
 
 from autotune.measurement import Evaluation, TrialResult
 from autotune.mlflow_logs import LOGS_FOLDER
+from autotune.policy import Run
 from autotune.tracking import fields
 from autotune.tracking.mlflow_store import (
     browse_command,
@@ -37,7 +39,7 @@ from autotune.tracking.mlflow_store import (
     store_uri,
     view_page,
 )
-from autotune.tracking.tracker import StudyEnd, StudyInfo, TrackedTrial, display_name
+from autotune.tracking.tracker import StudyEnd, StudyInfo, display_name
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +109,7 @@ class MlflowTracker:
         self._log(run_id, [], settings, tags)
         return run_id
 
-    def start(self, trial: TrackedTrial) -> None:
+    def start(self, trial: Run) -> None:
         """Take up a run; it is created with its first write."""
         self.complete.discard(trial.name)
         self._open(trial)
@@ -124,7 +126,7 @@ class MlflowTracker:
             if time.monotonic() - run.written_at >= WRITE_EVERY_SECONDS:
                 self._write(run)
 
-    def finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
+    def finish(self, trial: Run, result: TrialResult, score: float | None) -> None:
         """Write what the store lacks of a run, its evaluations, its result, its files and what its
         training's own code logged, and end it.
         """
@@ -223,7 +225,7 @@ class MlflowTracker:
         for output in earlier.model_outputs if earlier else ():
             self._client.delete_logged_model(output.model_id)
 
-    def _open(self, trial: TrackedTrial) -> "_Run":
+    def _open(self, trial: Run) -> "_Run":
         """The record of a run, which continues where an earlier process left it."""
         if trial.name not in self._runs:
             run = _Run(trial)
@@ -279,15 +281,15 @@ class MlflowTracker:
         )
         return str(run.info.run_id)
 
-    def _children(self) -> list[Run]:
+    def _children(self) -> list[MlflowRun]:
         return self._tagged({"mlflow.parentRunId": self._parent})
 
-    def _tagged(self, tags: Mapping[str, str]) -> list[Run]:
+    def _tagged(self, tags: Mapping[str, str]) -> list[MlflowRun]:
         """Runs of the experiment that have all the given tags."""
         query = " and ".join(f'tags.`{key}` = "{value}"' for key, value in tags.items())
         return list(self._client.search_runs([self._experiment], query, max_results=_MAX_RESULTS))
 
-    def _add_logged(self, run_id: str, trial: TrackedTrial, result: TrialResult) -> None:
+    def _add_logged(self, run_id: str, trial: Run, result: TrialResult) -> None:
         """Add what the training's own code logged, beneath ``logged/`` where the name is one of
         autotune's.
         """
@@ -353,7 +355,7 @@ _MAX_RESULTS = 50_000
 class _Run:
     """A run that has not ended."""
 
-    trial: TrackedTrial
+    trial: Run
     run_id: str | None = None
     """Id of the run in the store; None before its first write."""
     steps: set[int] = field(default_factory=set)
@@ -382,7 +384,7 @@ def _beside(name: str, own: Collection[str]) -> str:
     return f"logged/{name}" if name in own else name
 
 
-def _may_continue(run: Run) -> bool:
+def _may_continue(run: MlflowRun) -> bool:
     """Whether a run is open or was interrupted."""
     return (
         run.info.status not in ("FINISHED", "FAILED", "KILLED")

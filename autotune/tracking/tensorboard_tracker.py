@@ -19,8 +19,9 @@ except ImportError as missing:
     ) from missing
 
 from autotune.measurement import Evaluation, TrialResult
+from autotune.policy import Run
 from autotune.tracking import fields
-from autotune.tracking.tracker import StudyEnd, StudyInfo, TrackedTrial
+from autotune.tracking.tracker import StudyEnd, StudyInfo
 
 _SCALARS = ("metric", "loss", "train_seconds", "samples_per_second")
 """Fields of an evaluation that are written as scalars, by step, besides reported metrics."""
@@ -32,12 +33,12 @@ class TensorBoardTracker:
     def __init__(self, info: StudyInfo) -> None:
         self._folder = Path(info.folder) / "tensorboard"
         self.browse = f"tensorboard --logdir {shlex.quote(str(Path(info.folder).parent))}"
-        self._runs: dict[str, tuple[TrackedTrial, SummaryWriter, set[int]]] = {}
+        self._runs: dict[str, tuple[Run, SummaryWriter, set[int]]] = {}
         """Open runs, with the steps whose evaluations are written, by name."""
         self.complete = {path.name for path in self._folder.glob("*")}
         """Names of the runs that have files."""
 
-    def start(self, trial: TrackedTrial) -> None:
+    def start(self, trial: Run) -> None:
         """Open the run's file and write its overrides as text."""
         self.complete.discard(trial.name)
         writer = SummaryWriter(str(self._folder / trial.name))
@@ -56,7 +57,7 @@ class TensorBoardTracker:
                 shown = fields.hashed_key(key) if " " in key else key
                 writer.add_scalar(shown, value, evaluation.step)
 
-    def finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
+    def finish(self, trial: Run, result: TrialResult, score: float | None) -> None:
         """Write the run's missing evaluations and its row in the HPARAMS tab, and close its
         file.
         """

@@ -46,13 +46,10 @@ class StudyInfo:
             object.__setattr__(self, name, without_secrets_in(getattr(self, name)))
 
 
-TrackedTrial = Run
-
-
 _MAX_NAME_CHARACTERS = 60
 
 
-def display_name(trial: TrackedTrial, baseline: Mapping[str, Any]) -> str:
+def display_name(trial: Run, baseline: Mapping[str, Any]) -> str:
     """A name that tells a study's runs apart at a glance: the run, and which of its values are not
     the baseline's, such as ``12: optimizer=adamw, lr=0.003``.
 
@@ -81,7 +78,7 @@ def _short_key(key: str, keys: Collection[str]) -> str:
     return key
 
 
-FinishedRun = tuple[TrackedTrial, TrialResult, float | None]
+FinishedRun = tuple[Run, TrialResult, float | None]
 """A run that has ended, its result, and its score; the score is None if the objective gives
 none."""
 
@@ -122,7 +119,7 @@ class Tracker(Protocol):
     """Names of the runs that the tracker holds as a whole; any other run that has ended is told
     again by ``finish`` alone."""
 
-    def start(self, trial: TrackedTrial) -> None:
+    def start(self, trial: Run) -> None:
         """Called when a run is handed to a worker."""
         ...
 
@@ -130,7 +127,7 @@ class Tracker(Protocol):
         """Called after an evaluation of the run ``name``."""
         ...
 
-    def finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
+    def finish(self, trial: Run, result: TrialResult, score: float | None) -> None:
         """Called when a run has ended, even one for which ``start`` was not called, or not all
         evaluations were told.
         """
@@ -147,6 +144,6 @@ class NoTracker(Tracker):
     def __init__(self, info: StudyInfo) -> None:
         self.complete: set[str] = set()
 
-    def finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
+    def finish(self, trial: Run, result: TrialResult, score: float | None) -> None:
         """Count the run as written."""
         self.complete.add(trial.name)

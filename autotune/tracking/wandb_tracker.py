@@ -26,8 +26,9 @@ except ImportError as missing:
 
 from autotune.files import make_folder, replace_file
 from autotune.measurement import Evaluation, TrialResult
+from autotune.policy import Run
 from autotune.tracking import fields
-from autotune.tracking.tracker import StudyEnd, StudyInfo, TrackedTrial, display_name
+from autotune.tracking.tracker import StudyEnd, StudyInfo, display_name
 
 MODES: tuple[Literal["offline", "online", "disabled"], ...] = ("offline", "online", "disabled")
 _ENDED = "ended"
@@ -75,12 +76,12 @@ class WandbTracker:
             self._study_id = study_id.read_text()
         except (wandb.Error, OSError, FileError) as error:
             raise ConfigError(f"tracking.mode={mode}: {str(error).splitlines()[0]}") from error
-        self._runs: dict[str, tuple[TrackedTrial, wandb.Run, set[int]]] = {}
+        self._runs: dict[str, tuple[Run, wandb.Run, set[int]]] = {}
         """Open runs, with the steps whose evaluations are written, by name."""
         self.complete = {file.read_text() for file in self._folder.glob(f"*/{_ENDED}")}
         """Names of the runs that are written as a whole."""
 
-    def start(self, trial: TrackedTrial) -> None:
+    def start(self, trial: Run) -> None:
         """Begin the trial's run, with its values as the run's config."""
         self.complete.discard(trial.name)
         name = display_name(trial, self._info.baseline)
@@ -98,7 +99,7 @@ class WandbTracker:
                 with self._cleared_by_faults():
                     run.log(fields.evaluation_metrics(evaluation, trial), step=evaluation.step)
 
-    def finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
+    def finish(self, trial: Run, result: TrialResult, score: float | None) -> None:
         """Write the run's missing evaluations, its result and a tag that says how it ended, and
         end it.
         """

@@ -22,13 +22,13 @@ from typing import Any
 from autotune.config.build import build_partial, call
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, TrialResult
+from autotune.policy import Run
 from autotune.redaction import without_secrets
 from autotune.tracking.tracker import (
     BestScore,
     FinishedRun,
     StudyEnd,
     StudyInfo,
-    TrackedTrial,
     Tracker,
 )
 
@@ -126,7 +126,7 @@ class TrackerWriter:
         """
         self._opened.result()
 
-    def start(self, trial: TrackedTrial) -> None:
+    def start(self, trial: Run) -> None:
         """Pass on ``Tracker.start`` without waiting for it."""
         self._tell(methodcaller("start", trial))
 
@@ -134,7 +134,7 @@ class TrackerWriter:
         """Pass on ``Tracker.evaluate`` without waiting for it."""
         self._tell(methodcaller("evaluate", name, evaluation))
 
-    def finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
+    def finish(self, trial: Run, result: TrialResult, score: float | None) -> None:
         """Pass on ``Tracker.finish`` without waiting for it."""
         self._tell(methodcaller("finish", trial, result, score))
 

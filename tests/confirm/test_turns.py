@@ -6,14 +6,17 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from autotune.config.command_line import Interrupt
 from autotune.config.schema import TrialConfig
 from autotune.confirm.turns import Turns, compiled_anew
 from autotune.contention import Contention
 from autotune.errors import ClusterError, WorkerError
+from autotune.execution.cluster import ClusterSize
 from autotune.execution.launcher import Launcher
 from autotune.execution.process_group import ProcessGroup
 from autotune.execution.task import TrialTask, WorkerReport
@@ -155,6 +158,39 @@ def test_a_configuration_that_no_machine_holds_any_more_is_told(make_turns: Make
     assert trials.next_tasks("a") == []
     assert isinstance(trials.policy.error, ClusterError)
     assert str(trials.policy.error) == "cluster: confirm-0-0: it takes 8 GPU, and Ray has 4 GPU"
+
+
+def test_a_machine_that_is_away_for_a_while_is_waited_for_and_ends_nothing(
+    make_turns: MakeTurns, tmp_path: Path
+) -> None:
+    needs_gpu = (1, 1, 1, "pack")
+    plan: Any = SimpleNamespace(
+        trials_per_gpu=1,
+        may_grow=False,
+        resources=lambda config: (1, 1),
+        placed=lambda config: needs_gpu,
+        unsuitable=lambda config: None,
+        state_folder=lambda run: tmp_path / run,
+        config=SimpleNamespace(search=SimpleNamespace(max_retries=2, max_retakes=2)),
+    )
+    by_hand, told = make_turns(), list[str]()
+    trials = TrialManager.of(
+        plan,
+        SimpleNamespace(size_now=lambda: ClusterSize(((1, 0),))),  # type: ignore[arg-type]
+        ClusterSize(((1, 1),)),
+        policy=Turns([[pair(0)]], lambda run, result: None),
+        interrupt=Interrupt(),
+        note=told.append,
+        tracker=by_hand.tracker,
+        listeners=(),
+        make_task=by_hand.make_task,
+    )
+    [first, _] = trials.next_tasks("a")
+    trials.on_waiting(first)
+    assert told == [
+        "confirm-0-0 waits for machines: it takes 1 CPU and 1 GPU, and Ray has 1 CPU and 0 GPU"
+    ]
+    assert trials.policy.error is None
 
 
 def spoilt(train_seconds: float) -> WorkerReport:
