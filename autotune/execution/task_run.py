@@ -199,8 +199,8 @@ class TaskRun:
             # a process that the training had started may have printed the reason
             refusal = refusal_in(end_of_output(self._folder)) or failure.message
             failure = replace(failure, message=refusal)
-        if isinstance(error, StateError):  # the training continues from the state before
-            self._states.drop_newest()
+        if isinstance(error, StateError) and failure.kind is FailureKind.LOST:
+            self._states.drop_newest()  # the training continues from the state before
         failure = _with_memory(failure, self._task)
         is_data_missing = failure.kind is FailureKind.CONFIGURATION and isinstance(error, DataError)
         return WorkerReport.of(_with_output(failure, self._folder), is_data_missing=is_data_missing)
@@ -353,7 +353,7 @@ def follow_task(
     Returns this rank's failure, None if there was none.
     """
     _prepare_process(task)
-    rendezvous, settings = _rendezvous(task, host, port, rank), _settings(task)
+    rendezvous = _rendezvous(task, host, port, rank)
     entered, run_folder = contextlib.ExitStack(), None
     if task.config.training is not None:
         run = joined_folder(told_folder(rendezvous), number=task.number, seed=task.config.seed)
@@ -362,8 +362,6 @@ def follow_task(
             unread = entered.enter_context(tempfile.TemporaryDirectory(prefix="autotune-"))
             keep_logs(Path(unread), is_resumed=False)
         enter_rank(task, rendezvous, place)
-        folder = task.state_folder
-        settings |= {"state_folder": folder and Path(folder)}
     watchdog = Watchdog(
         deadline_seconds=math.inf,  # the first rank's watchdog ends what hangs
         driver=task.driver,
@@ -371,7 +369,12 @@ def follow_task(
     )
     try:
         with entered, watchdog.on(), paused_while_waiting(watchdog.off):
-            failure = follow(task.config, rendezvous, **settings)
+            failure = follow(
+                task.config,
+                rendezvous,
+                state_folder=None if task.state_folder is None else Path(task.state_folder),
+                **_settings(task),
+            )
             report = None
             if failure is not None:
                 failure = _with_memory(failure, task)

@@ -102,6 +102,7 @@ def train(
     seconds = min(config.target.max_train_seconds, cap_seconds - clock.seconds(Phase.PREPARE))
     limit = TimeLimit(ranks, clock, seconds, lambda: states.has_notice)
     every = run.evaluate_every_samples
+    is_saved_on_notice = False
     clock.enter(Phase.TRAIN)
     with closing(run.batches(num_steps)) as batches:
         while last is None or last.outcome is None:
@@ -112,7 +113,8 @@ def train(
             evaluated = 0 if last is None else last.samples
             is_due = num_steps * run.batch_size // every > evaluated // every
             if not is_due and num_steps < run.total_steps and not is_out_of_time:
-                if limit.has_notice and not states.is_saved:
+                if limit.has_notice and not is_saved_on_notice:
+                    is_saved_on_notice = True
                     clock.enter(None)
                     saver.save(num_steps)
                     if not (yield from _reported(saver, num_steps, None)):

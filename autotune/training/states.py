@@ -58,7 +58,7 @@ class TrainingStates:
         self.seconds = 0.0
         """Seconds that this process has spent on saving."""
         self.is_saved = False
-        """Whether the training has been saved since its last step."""
+        """Whether the training was saved at its last evaluation."""
         self.fault: str | None = None
         """Why the training could not be saved when that was tried last; None if it was."""
         self.saving: Callable[[], AbstractContextManager[object]] = nullcontext

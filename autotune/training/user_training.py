@@ -35,7 +35,8 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # missing
 
 from autotune.config.build import accepted_arguments, build_partial
 from autotune.config.schema import TrialConfig
-from autotune.errors import AutotuneError, ConfigError, DivergedError, StateError
+from autotune.errors import ConfigError, DivergedError, StateError
+from autotune.failure import FailureKind
 from autotune.measurement import Evaluation, Phase, PhaseClock, as_measured, outcome_of
 from autotune.session import (
     REPORTED,
@@ -48,14 +49,9 @@ from autotune.session import (
     own_files,
 )
 from autotune.training.checkpoint import TrainingCheckpoint, read_state, save_state
-from autotune.training.device import (
-    is_out_of_memory,
-    pick_device,
-    reset_device,
-    seed_everything,
-    synchronizer,
-)
+from autotune.training.device import pick_device, reset_device, seed_everything, synchronizer
 from autotune.training.energy import energy_meter
+from autotune.training.failures import failure_of
 from autotune.training.loop import measured_times
 from autotune.training.main_thread import TrainingEnded, endable, in_main_thread, reported_by
 from autotune.training.parallel.reports import FollowingRank, LeadingRank
@@ -182,9 +178,13 @@ def train_function(
                 leader.go_on()
                 clock.enter(phase)
     except Exception as error:
-        if not checkpoint.is_loaded:
-            _raise_state_error(config, error)
-        raise
+        # a fault of the device or of another rank says nothing of the state
+        if checkpoint.is_loaded or failure_of(error).kind is not FailureKind.USER_CODE:
+            raise
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise StateError(
+            f"training: {_name(config)} cannot continue from the state that it saved: {said}"
+        ) from error
     if previous is None:
         raise ConfigError(
             f"training: {_name(config)} ended without one evaluation; call autotune.report, or the"
@@ -323,17 +323,6 @@ class _Saver:
         """Write the training's state into a new folder."""
         self._leader.together(str(folder), lambda: self.checkpoint.write_part(folder))
         self.checkpoint.write(folder, self._states.contents(self._config, self._clock))
-
-
-def _raise_state_error(config: TrialConfig, error: Exception) -> None:
-    """Raise an error of a training that has not loaded the state that it continues from, such as
-    of a library that cannot read its own checkpoint, unless it has another cause.
-    """
-    if not isinstance(error, AutotuneError) and not is_out_of_memory(error):
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise StateError(
-            f"training: {_name(config)} cannot continue from the state that it saved: {said}"
-        ) from error
 
 
 def _warm_up(device: torch.device) -> None:

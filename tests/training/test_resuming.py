@@ -1,5 +1,6 @@
 """A training that is ended anywhere goes on from its last evaluation as if nothing had happened."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,12 +15,14 @@ import torch
 import autotune
 from autotune.config.schema import TrialConfig
 from autotune.errors import DataError
+from autotune.execution.task_run import TaskRun
 from autotune.files import NOTICE_FILE, STATE_FILE
 from autotune.measurement import Evaluation
 from autotune.outcome import Outcome
 from autotune.training.loop import train
 from autotune.training.run import start_training
 from autotune.training.states import TrainingStates
+from tests.support.records import make_trial_task
 
 MakeConfig = Callable[..., TrialConfig]
 
@@ -203,9 +206,12 @@ def test_a_training_tells_how_much_it_would_save(
     assert told[1] == 2 * 5000 * 4 + 10_000 * 4 + 5000 * 8 + 40_000 * 4
 
 
-def test_a_notice_saves_a_training_at_its_next_step(short: MakeConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("every_seconds", [0, math.inf])
+def test_a_notice_saves_a_training_at_its_next_step(
+    short: MakeConfig, tmp_path: Path, every_seconds: float
+) -> None:
     whole = list(train(short()))
-    first = train(short(), states=TrainingStates(tmp_path / "run"))
+    first = train(short(), states=TrainingStates(tmp_path / "run", every_seconds))
     begun = [next(first)]
     (tmp_path / NOTICE_FILE).touch()
     time.sleep(0.6)
@@ -214,6 +220,40 @@ def test_a_notice_saves_a_training_at_its_next_step(short: MakeConfig, tmp_path:
     (tmp_path / NOTICE_FILE).unlink()
     states = TrainingStates(tmp_path / "run")
     assert numbers([*begun, *train(short(), states=states)]) == numbers(whole)
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), ["1", "2"]),
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), ["1", "2"]),
+        (KeyError("momentum"), ["1"]),
+    ],
+)
+def test_a_state_is_deleted_where_it_cannot_be_loaded_but_not_for_a_fault_of_the_device(
+    short: MakeConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    kept: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    states = tmp_path / "trial-0"
+    first = train(short(), states=TrainingStates(states, every_seconds=0))
+    next(first)
+    next(first)
+    first.close()
+
+    def load_state_dict(model: torch.nn.Module, state: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(torch.nn.Module, "load_state_dict", load_state_dict)
+    task = make_trial_task(short(), tmp_path, state_folder=str(states), is_resumed=True)
+    run = TaskRun(task)
+    report = run.next_report()
+    run.close()
+    assert report.failure is not None
+    assert sorted(path.name for path in states.iterdir()) == kept
 
 
 def test_the_time_limit_of_a_training_may_be_raised_while_it_is_paused(

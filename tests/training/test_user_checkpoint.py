@@ -18,11 +18,15 @@ from torch import nn
 import autotune
 from autotune.config.schema import TrialConfig
 from autotune.errors import AutotuneError, ConfigError, DataError, StateError
+from autotune.failure import FailureKind
 from autotune.files import STATE_FILE
 from autotune.measurement import Evaluation, Target
 from autotune.outcome import Outcome
 from autotune.session import TrialInfo, current, in_trial, is_pausable, trial
 from autotune.training.checkpoint import read_weights
+from autotune.training.parallel.ranks import open_store
+from autotune.training.parallel.rendezvous import Rendezvous, follow
+from autotune.training.parallel.reports import LeadingRank
 from autotune.training.run import start_training
 from autotune.training.states import TrainingStates
 
@@ -66,6 +70,12 @@ def failing_to_load(checkpoint: autotune.Checkpoint) -> None:
     for number in range(5):
         checkpoint.save({}, write_files=lambda folder: (folder / "progress.txt").write_text("1"))
         autotune.report(-number)
+
+
+def failing_on_its_device(checkpoint: autotune.Checkpoint) -> None:
+    if checkpoint.files is not None:
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+    failing_to_load(checkpoint)
 
 
 def never_loading(checkpoint: autotune.Checkpoint) -> None:
@@ -255,6 +265,31 @@ def test_a_function_that_cannot_go_on_says_why(
     paused_after(config, 1, tmp_path)
     with pytest.raises(error, match=said):
         list(start_training(config, states=TrainingStates(tmp_path)))
+
+
+def test_a_fault_of_the_device_before_a_state_is_loaded_says_nothing_of_the_state(
+    own: MakeConfig, tmp_path: Path
+) -> None:
+    config = own(failing_on_its_device)
+    paused_after(config, 1, tmp_path)
+    with pytest.raises(RuntimeError, match="ECC"):
+        list(start_training(config, states=TrainingStates(tmp_path)))
+
+
+def test_a_state_is_deleted_of_which_another_rank_cannot_read_its_part(
+    own: MakeConfig, tmp_path: Path
+) -> None:
+    config = own(learning, num_epochs=3)
+    paused_after(config, 1, tmp_path)
+    (tmp_path / "1" / "rank-1").mkdir()
+    (tmp_path / "1" / "rank-1" / STATE_FILE).write_bytes(b"half of it")
+    store = open_store()
+    LeadingRank(store, 2).tell_state(tmp_path / "1")
+    rendezvous = Rendezvous(host="127.0.0.1", port=store.port, rank=1, size=2)
+    failure = follow(config, rendezvous, num_threads=1, state_folder=tmp_path)
+    assert failure is not None
+    assert failure.kind is FailureKind.LOST
+    assert not list(tmp_path.iterdir()), "the training continues from the state before"
 
 
 @pytest.mark.parametrize(

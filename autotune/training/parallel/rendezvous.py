@@ -16,13 +16,14 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing 
 
 from autotune.config.schema import TrialConfig
 from autotune.contention import Contention
-from autotune.errors import ConfigError
-from autotune.failure import Failure
+from autotune.errors import ConfigError, StateError
+from autotune.failure import Failure, FailureKind
 from autotune.training.device import pick_device
 from autotune.training.failures import failure_of
 from autotune.training.parallel.ranks import TIMEOUT, Ranks, joined
 from autotune.training.parallel.reports import FollowingRank
 from autotune.training.run import start_training
+from autotune.training.states import TrainingStates
 from autotune.training.user_training import follow_function
 
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -184,7 +185,8 @@ def follow(
         config: the training's configuration, the same for all ranks.
         rendezvous: where the ranks meet, and which one this is.
         num_threads: number of threads that this rank computes with.
-        state_folder: folder of the training's states, for a function of the user's.
+        state_folder: folder of the training's states, whose newest is deleted where this rank
+            cannot read its part of it.
         settings: further arguments of ``start_training``, the same for all ranks.
 
     Returns:
@@ -208,6 +210,8 @@ def follow(
     # any fault of the trained code is an outcome
     except (Exception, SystemExit) as error:  # noqa: BLE001
         failure = failure_of(error)
+        if failure.kind is FailureKind.LOST and isinstance(error, StateError):
+            TrainingStates(state_folder).drop_newest()
         if not failure.has_traceback:
             return failure
         said = textwrap.indent(failure.message, f"[rank{rendezvous.rank}]: ")
