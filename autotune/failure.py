@@ -104,101 +104,64 @@ _SENT = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals by which others end a process."""
 
 
-def kind_of_errno(number: int | None) -> FailureKind | None:
-    """Whose fault an error of the operating system is, if it is none of the code that met it."""
-    return _ERRNOS.get(number) if number is not None else None
-
-
-_ERRNOS = {
+KIND_OF_ERRNO = {
     errno.ENOSPC: FailureKind.DISK,
     errno.EDQUOT: FailureKind.DISK,
     errno.EIO: FailureKind.MACHINE,
     errno.ESTALE: FailureKind.MACHINE,
 }
+"""Whose fault an error of the operating system is, if it is none of the code that met it."""
+KIND_OF_CUDA_ERROR = {
+    2: FailureKind.MEMORY,
+    46: FailureKind.MACHINE,  # devices unavailable: busy or unavailable
+    100: FailureKind.MACHINE,  # no device
+    214: FailureKind.MACHINE,  # uncorrectable ECC error
+    220: FailureKind.MACHINE,  # uncorrectable NVLink error
+    226: FailureKind.MACHINE,  # contained hardware error
+    714: FailureKind.MACHINE,  # hardware stack error
+    715: FailureKind.MACHINE,  # illegal instruction
+    718: FailureKind.MACHINE,  # invalid program counter
+    719: FailureKind.MACHINE,  # unspecified launch failure
+    802: FailureKind.MACHINE,  # system not ready
+    803: FailureKind.MACHINE,  # driver and library differ
+    999: FailureKind.MACHINE,  # unknown
+}
+"""Whose fault an error of CUDA is, by its code (``cudaError_t``), if it is not the code's that ran:
+an illegal address, a failed assertion. Source: the table of cudaError in CUDA's driver_types.h."""
 
-
-def kind_of_accelerator(code: int | None) -> FailureKind | None:
-    """Whose fault an error of CUDA is, by its code (``cudaError_t``); None if it may be the code's
-    that ran: an illegal address, a failed assertion.
-    """
-    if code == _CUDA_OUT_OF_MEMORY:
-        return FailureKind.MEMORY
-    return FailureKind.MACHINE if code in _CUDA_OF_MACHINE else None
-
-
-_CUDA_OUT_OF_MEMORY = 2
-_CUDA_OF_MACHINE = frozenset(
-    {
-        46,  # devices unavailable: busy or unavailable
-        100,  # no device
-        214,  # uncorrectable ECC error
-        220,  # uncorrectable NVLink error
-        226,  # contained hardware error
-        714,  # hardware stack error
-        715,  # illegal instruction
-        718,  # invalid program counter
-        719,  # unspecified launch failure
-        802,  # system not ready
-        803,  # driver and library differ
-        999,  # unknown
-    }
+_GONE = (
+    r"[Cc]onnection (?:closed|reset) by peer|gloo/transport/|ncclRemoteError"
+    r"|remote process exited|communicator was aborted|NCCL communicator .*abort"
+    r"|Watchdog caught collective operation timeout|DistNetworkError|DistStoreError"
 )
-"""Source: the table of cudaError in CUDA's driver_types.h."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Told:
-    pattern: re.Pattern[str]
-    kind: FailureKind
-    is_consequence: bool = False
-
-
-_TOLD = (
-    _Told(
-        pattern=re.compile(r"No space left on device|[Dd]isk quota exceeded|StorageFull"),
-        kind=FailureKind.DISK,
-    ),
-    _Told(
-        pattern=re.compile(
-            r"uncorrectable (?:ECC|NVLink) error|\bXid\b|unspecified launch failure"
-            r"|(?:device|GPU) is lost|fallen off the bus|busy or unavailable"
-            r"|illegal instruction was encountered|hardware stack error|invalid program counter"
-            r"|no CUDA-capable device|CUDA error: unknown error|system not yet initialized"
-            r"|cudaError(?:ECCUncorrectable|NvlinkUncorrectable|DevicesUnavailable|LaunchFailure"
-            r"|IllegalInstruction|HardwareStackError|InvalidPc)"
-            r"|ncclSystemError"
-        ),
-        kind=FailureKind.MACHINE,
-    ),
-    _Told(
-        pattern=re.compile(r"killed by signal: (?:Killed|Terminated)"),
-        kind=FailureKind.LOST,
-    ),
-    _Told(
-        pattern=re.compile(
-            r"[Cc]onnection (?:closed|reset) by peer|gloo/transport/|ncclRemoteError"
-            r"|remote process exited|communicator was aborted|NCCL communicator .*abort"
-            r"|Watchdog caught collective operation timeout|DistNetworkError|DistStoreError"
-        ),
-        kind=FailureKind.LOST,
-        is_consequence=True,
-    ),
-)
+"""Names by which Gloo, NCCL and torch's store tell that another rank is gone."""
+_TOLD = {
+    r"No space left on device|[Dd]isk quota exceeded|StorageFull": FailureKind.DISK,
+    r"uncorrectable (?:ECC|NVLink) error|\bXid\b|unspecified launch failure"
+    r"|(?:device|GPU) is lost|fallen off the bus|busy or unavailable"
+    r"|illegal instruction was encountered|hardware stack error|invalid program counter"
+    r"|no CUDA-capable device|CUDA error: unknown error|system not yet initialized"
+    r"|cudaError(?:ECCUncorrectable|NvlinkUncorrectable|DevicesUnavailable|LaunchFailure"
+    r"|IllegalInstruction|HardwareStackError|InvalidPc)"
+    r"|ncclSystemError": FailureKind.MACHINE,
+    r"killed by signal: (?:Killed|Terminated)": FailureKind.LOST,
+    _GONE: FailureKind.LOST,
+}
 """Names by which RuntimeErrors of C++ libraries, and lines of a command's output, tell that a disk
-is full, that the device failed (those of ``_CUDA_OF_MACHINE``, NVML's and the kernel's), that a
-process was killed, and that another rank is gone: those of Gloo, NCCL and torch's store."""
+is full, that the device failed (those of ``KIND_OF_CUDA_ERROR``, NVML's and the kernel's), that a
+process was killed, and that another rank is gone."""
 
 
-def kind_of_text(text: str) -> tuple[FailureKind, bool] | None:
-    """Kind of the failure that a library's message tells, and whether it is the consequence of
-    another rank's end; None if it tells none of these.
+def kind_of_text(text: str) -> tuple[FailureKind | None, bool]:
+    """Kind of the failure that a library's message tells, None if it tells none of these; and
+    whether it is the consequence of another rank's end.
     """
-    for told in _TOLD:
-        if told.pattern.search(text):
-            return told.kind, told.is_consequence
-    return None
+    for names, kind in _TOLD.items():
+        if re.search(names, text):
+            return kind, names == _GONE
+    return None, False
 
 
 def is_lost_connection(text: str) -> bool:
     """Whether a line tells that a rank only met the end of another one, the real failure."""
-    return (kind_of_text(text) or (None, False))[1]
+    return kind_of_text(text)[1]

@@ -464,14 +464,20 @@ class PhaseClock:
         self._phase, self._since = phase, now
 
     @contextmanager
-    def stopped(self) -> Iterator[None]:
-        """Stop the clock inside the context, and continue the same phase after it."""
-        phase = self._phase
-        self.enter(None)
+    def within(self, phase: Phase | None) -> Iterator[None]:
+        """Count another phase inside the context, or nothing, and continue the same phase after it.
+
+        A clock that is stopped stays so.
+        """
+        outer_phase = self._phase
+        if outer_phase is None:
+            yield
+            return
+        self.enter(phase)
         try:
             yield
         finally:
-            self.enter(phase)
+            self.enter(outer_phase)
 
     def reset(self) -> None:
         """Set all counts to zero."""

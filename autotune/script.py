@@ -576,7 +576,7 @@ class _Script:
                 reason = f"rank {crashed[1]} of the command was ended by {crashed[2]}"
             if "environment variable" in reason and "expected, but not set" in reason:
                 reason += "; start it by torchrun --nproc_per_node={devices}"
-            kind, is_consequence = kind_of_text(reason) or (None, False)
+            kind, is_consequence = kind_of_text(reason)
             if is_consequence:
                 raise ProcessFailedError(
                     "a process of the command is gone: another one lost its connection to it (exit"

@@ -26,6 +26,7 @@ from autotune.errors import ClusterError
 from autotune.execution.launcher import Launcher, calling
 from autotune.execution.task import TrialTask
 from autotune.training.capabilities import Capabilities
+from autotune.training.main_thread import in_thread
 
 if TYPE_CHECKING:
     from autotune.execution.ray_cluster import Heartbeat  # imports ray
@@ -214,9 +215,7 @@ class RaySession:
             ClusterError: Ray is gone.
             KeyboardInterrupt: Ray is gone, too, after ``interrupt`` had its notice.
         """
-        done: Future[Result] = Future()
-        thread = threading.Thread(target=call, args=(work, done), name="with-ray", daemon=True)
-        thread.start()
+        done = in_thread("with-ray", work)
         either: list[Future[Any]] = [done, self._lost]
         try:
             while not wait(either, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED).done:
@@ -229,7 +228,7 @@ class RaySession:
             is_cut = not (done.done() or is_interrupted)  # by the end of Ray alone
             if not done.done():  # Ray is gone, or a second Ctrl-C came
                 interrupt.set()
-                thread.join(_LEAVE_SECONDS)
+                wait([done], _LEAVE_SECONDS)
         # work that was cut may still end in good order, as the user's Ctrl-C has it end
         if self._is_gone() and (is_cut or not done.done() or done.exception() is not None):
             if is_interrupted:  # by a signal to the process group, which ended Ray as well
@@ -355,13 +354,3 @@ def _check_listens(address: str, timeout_seconds: float) -> None:
         raise ClusterError(
             f"cluster.address: {address} does not answer ({reason}); {_ACCEPTED}"
         ) from error
-
-
-def call(work: Callable[[], Result], done: "Future[Result]") -> None:
-    """Call ``work`` and put what it returns or raises into ``done``: the target of a thread that
-    the driver can leave.
-    """
-    try:
-        done.set_result(work())
-    except BaseException as error:  # noqa: BLE001  # raised again by who asks for the result
-        done.set_exception(error)

@@ -4,8 +4,8 @@ It has imported all that trainings need and has never trained. A new Python proc
 import torch; one that is forked from the launcher begins at once, and shares with it only what
 imports leave. The launcher itself is started by ``exec``, not forked from the driver or Ray worker
 that owns it: it has none of their threads and no CUDA context, which is why its children may train
-on a GPU. Where nothing can be forked (outside Linux, or if an import started threads), it spawns
-new Python processes instead, which import torch themselves.
+on a GPU. Where nothing can be forked, since an import started threads, it spawns new Python
+processes instead, which import torch themselves.
 
 A client gets a process by connecting to the launcher's address: the new process answers on that
 connection, and the launcher reports there how the process ended. A process is ended when its
@@ -29,11 +29,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Client, Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -44,6 +44,7 @@ import psutil
 from autotune.config.schema import ClusterConfig
 from autotune.errors import ClusterError, ConfigError
 from autotune.execution.task import LOW_ON_MEMORY, ProcessExited, num_killed_for_memory
+from autotune.training.main_thread import MainThread, in_thread
 from autotune.training.preload import (
     fork_fault,
     one_blas_thread,
@@ -74,11 +75,6 @@ from autotune.execution.launcher import serve
 serve(int(sys.argv[1]), int(sys.argv[2]))
 """
 _NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-_CAN_FORK = sys.platform == "linux"
-"""Whether torch survives a fork on this system, and a process can be tied to its parent."""
-_CLOSED = getattr(select, "POLLRDHUP", 0)
-"""What poll says of a connection whose other end was closed: Linux at once, other systems once it
-was closed in both directions."""
 _MAX_FOLDER_BYTES = 70
 """Longest path of a temporary folder in which a socket is made: Linux takes 107 bytes as a
 socket's path."""
@@ -104,12 +100,13 @@ class Launcher:
             listener.listen()
             Path(f"{self.address}.part").rename(self.address)  # one that is there answers
             fds = [theirs.fileno(), listener.fileno()]
+            output = subprocess.DEVNULL if is_quiet else None
             self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and code
                 [sys.executable, "-c", _MAIN, *map(str, fds), json.dumps(sys.path)],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL if is_quiet else None,
-                stderr=subprocess.DEVNULL if is_quiet else None,
+                stdout=output,
+                stderr=output,
                 env=one_blas_thread(os.environ),
                 process_group=0,  # Ctrl-C is for the driver
             )
@@ -281,11 +278,9 @@ def serve(owner_fd: int, listener_fd: int) -> None:
         signal.signal(number, lambda *_: None)
     owner, listener = Connection(owner_fd), socket.socket(fileno=listener_fd)
     folder = Path(listener.getsockname()).parent
-    fault: str | None = "cannot fork on this system"
     try:
-        if _CAN_FORK:
-            preload()
-            fault = fork_fault()
+        preload()
+        fault = fork_fault()
         with contextlib.suppress(EOFError, OSError):
             owner.send(fault)
             _Children(owner, listener, can_fork=fault is None).serve()
@@ -338,11 +333,21 @@ class _Children:
         self._owner, self._listener = owner, listener
         self._context: Any = multiprocessing.get_context("fork" if can_fork else "spawn")
         self._can_fork = can_fork
-        self._children: dict[int, _Child] = {}
-        """Each child twice: by its connection and by its ``gone``."""
+        self._children: set[_Child] = set()
+        self._acts: dict[int, Callable[[], object]] = {}
+        """What is done once something happens to a file descriptor."""
         self._poll = select.poll()
-        self._poll.register(owner.fileno(), select.POLLIN)
-        self._poll.register(listener.fileno(), select.POLLIN)
+        self._watch(owner.fileno(), select.POLLIN, owner.recv)  # EOFError: it is gone
+        self._watch(listener.fileno(), select.POLLIN, self._start)
+
+    def _watch(self, fd: int, events: int, act: Callable[[], object]) -> None:
+        self._poll.register(fd, events)
+        self._acts[fd] = act
+
+    def _unwatch(self, *fds: int) -> None:
+        for fd in fds:
+            if self._acts.pop(fd, None) is not None:
+                self._poll.unregister(fd)
 
     def serve(self) -> None:
         """Start processes and clean up after them, until the owner is gone."""
@@ -352,9 +357,8 @@ class _Children:
         except (EOFError, OSError):
             pass  # the owner is gone
         finally:
-            for fd in (self._owner.fileno(), self._listener.fileno()):
-                self._poll.unregister(fd)
-            for child in set(self._children.values()):
+            self._unwatch(self._owner.fileno(), self._listener.fileno())
+            for child in self._children:
                 with (
                     contextlib.suppress(OSError),
                     socket.socket(fileno=os.dup(child.connection.fileno())) as half,
@@ -366,16 +370,12 @@ class _Children:
 
     def _wait(self) -> None:
         """Wait for what happens next, and act on it."""
-        left = min((child.ends_by for child in self._children.values()), default=math.inf)
+        left = min((child.ends_by for child in self._children), default=math.inf)
         left -= time.monotonic()
         for fd, _ in self._poll.poll(max(0.0, 1000.0 * left) if math.isfinite(left) else None):
-            if fd == self._owner.fileno():
-                self._owner.recv()  # EOFError: it is gone
-            if fd == self._listener.fileno():
-                self._start()
-            elif (child := self._children.get(fd)) is not None:
-                self._end(child, is_gone=fd == child.gone)
-        for child in set(self._children.values()):
+            if (act := self._acts.get(fd)) is not None:
+                act()
+        for child in self._children:
             if time.monotonic() >= child.ends_by:
                 child.ends_by = math.inf
                 _kill(child.process)
@@ -385,14 +385,13 @@ class _Children:
         that takes too long.
         """
         child.ends_by = min(child.ends_by, time.monotonic() + _CLEAN_UP_SECONDS)
-        with contextlib.suppress(KeyError):
-            self._poll.unregister(child.connection.fileno())
+        self._unwatch(child.connection.fileno())
 
     def _start(self) -> None:
         others: list[Connection | socket.socket] = []
         if self._can_fork:
             others = [self._owner, self._listener]
-            others += [child.connection for child in self._children.values()]
+            others += [child.connection for child in self._children]
         connection = Connection(self._listener.accept()[0].detach())
         process = self._context.Process(
             target=_serve_requests, args=(connection, others, os.getpid())
@@ -400,20 +399,14 @@ class _Children:
         process.start()
         assert process.pid is not None, "it was started"
         _lead_a_group(process.pid)
-        gone = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else process.sentinel
-        child = _Child(process=process, connection=connection, gone=gone)
-        self._children |= {connection.fileno(): child, gone: child}
+        child = _Child(process=process, connection=connection, gone=os.pidfd_open(process.pid))
+        self._children.add(child)
         # only its end: messages there are for the child
-        self._poll.register(connection.fileno(), _CLOSED)
-        self._poll.register(gone, select.POLLIN)
+        self._watch(connection.fileno(), select.POLLRDHUP, partial(self._let_end, child))
+        self._watch(child.gone, select.POLLIN, partial(self._end, child))
 
-    def _end(self, child: _Child, *, is_gone: bool) -> None:
-        """Clean up after a child that has ended, or let one end whose client has closed the
-        connection.
-        """
-        if not is_gone:
-            self._let_end(child)
-            return
+    def _end(self, child: _Child) -> None:
+        """Clean up after a child that has ended."""
         _kill(child.process)  # the processes that it has started
         child.process.join()
         is_for_memory = (
@@ -428,13 +421,10 @@ class _Children:
                     is_for_memory=is_for_memory,
                 )
             )
-        for fd in (child.connection.fileno(), child.gone):
-            with contextlib.suppress(KeyError):
-                self._poll.unregister(fd)
-            del self._children[fd]
+        self._unwatch(child.connection.fileno(), child.gone)
+        self._children.remove(child)
         child.connection.close()
-        if hasattr(os, "pidfd_open"):
-            os.close(child.gone)
+        os.close(child.gone)
 
 
 def _serve_requests(
@@ -455,13 +445,9 @@ def _serve_requests(
         usual_blas_threads()
         # imports torch
         from autotune.execution.task_run import TaskRun, follow_task  # noqa: PLC0415
-        from autotune.training.main_thread import MainThread  # noqa: PLC0415
 
         main_thread = MainThread()
-        once_closed = threading.Thread(
-            target=_once_closed, args=(connection, main_thread.end), name="closed", daemon=True
-        )
-        once_closed.start()
+        in_thread("closed", _once_closed, connection, main_thread.end)
         functions = {"begin": TaskRun, "call": call_by_name, "follow": follow_task}
         main_thread.run(_answer_requests, connection, main_thread.start, functions)
 
@@ -500,15 +486,14 @@ def _answer_requests(
 def _once_closed(connection: Connection, act: Callable[[], None]) -> None:
     """Act once the other end of a connection is closed."""
     poll = select.poll()
-    poll.register(connection.fileno(), _CLOSED)
+    poll.register(connection.fileno(), select.POLLRDHUP)
     poll.poll()
     act()
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel kill this process as soon as its parent has ended, where Linux does that."""
-    if _CAN_FORK:
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    """Have the kernel kill this process as soon as its parent has ended."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the parent had ended before
         os._exit(1)
 

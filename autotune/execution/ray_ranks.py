@@ -60,8 +60,8 @@ def kind_of_death(error: Exception | None) -> FailureKind:
     if isinstance(cause, FileError):  # the state of a trial that is being paused
         return FailureKind.DISK
     if isinstance(cause, AutotuneError) and not isinstance(cause, StateError):
-        told = kind_of_text(str(cause))  # of a script's process, or another rank
-        return FailureKind.USER_CODE if told is None else told[0]
+        # of a script's process, or another rank
+        return kind_of_text(str(cause))[0] or FailureKind.USER_CODE
     return FailureKind.LOST  # no code of the user's runs in it
 
 

@@ -30,7 +30,7 @@ from autotune.training.capabilities import (
     visible_devices_variable,
 )
 from autotune.training.energy import energy_fault
-from autotune.training.nvml import GpuLook, NvmlGpu, UntoldError, gpu_at, gpu_of, gpus_used_by
+from autotune.training.nvml import GpuLook, NvmlGpu, UntoldError, gpu_of, gpus_used_by
 
 
 def local_capabilities() -> Capabilities:
@@ -249,11 +249,7 @@ def memory_held_by_others(num_gpus: int, started: Collection[int]) -> int:
         gpus = _nvml_gpus(())[0]
         trains_here = bool(gpus)
         if not trains_here:  # the command that did has ended
-            ids = visible_devices(num_gpus)
-            gpus = [
-                gpu_at(int(id_)) if id_.isdigit() else gpu_of(id_.removeprefix("GPU-"))
-                for id_ in ids
-            ]
+            gpus = [gpu_of(id_) for id_ in visible_devices(num_gpus)]
         own = [os.getpid(), *started]
         held += [gpu.memory_held_by_others(own, is_listed=trains_here) for gpu in gpus]
     return max(held)

@@ -17,12 +17,12 @@ from autotune.errors import (
     refusal_of,
 )
 from autotune.failure import (
+    KIND_OF_CUDA_ERROR,
+    KIND_OF_ERRNO,
     Failure,
     FailureKind,
     ProcessFailedError,
     causes,
-    kind_of_accelerator,
-    kind_of_errno,
     kind_of_text,
 )
 from autotune.training.device import is_out_of_memory
@@ -62,25 +62,22 @@ def _kind_of(error: BaseException) -> tuple[FailureKind | None, bool, BaseExcept
         kind, is_consequence = _kind_of_one(cause)
         if kind is not None:
             return kind, is_consequence, cause
-    for kinds, of_autotune in _OF_AUTOTUNE:
-        if isinstance(error, kinds):
-            return of_autotune, False, error
-    return None, False, error
+    return _KIND_OF_AUTOTUNES.get(type(error)), False, error
 
 
-_OF_AUTOTUNE = (
-    (StateError, FailureKind.LOST),  # of a paused trial, which is trained anew
-    (DivergedError, FailureKind.DIVERGED),
-    (TimedOutError, FailureKind.TIMED_OUT),
-)
+_KIND_OF_AUTOTUNES: dict[type[BaseException], FailureKind] = {
+    StateError: FailureKind.LOST,  # of a paused trial, which continues from an older state
+    DivergedError: FailureKind.DIVERGED,
+    TimedOutError: FailureKind.TIMED_OUT,
+}
 
 
 def _kind_of_one(error: BaseException) -> tuple[FailureKind | None, bool]:
     match error:
         case OSError() | FileError():
-            return kind_of_errno(error.errno), False
+            return KIND_OF_ERRNO.get(error.errno or 0), False
         case torch.AcceleratorError() if isinstance(code := getattr(error, _CODE, None), int):
-            return kind_of_accelerator(code), False
+            return KIND_OF_CUDA_ERROR.get(code), False
         case distributed.QueueEmptyError() | ProcessFailedError():
             return None, False
         case distributed.DistNetworkError() | distributed.DistStoreError():
@@ -88,7 +85,7 @@ def _kind_of_one(error: BaseException) -> tuple[FailureKind | None, bool]:
         case pynvml.NVMLError():
             is_lost = error.value == pynvml.NVML_ERROR_GPU_IS_LOST
             return FailureKind.MACHINE if is_lost else None, False
-    told = kind_of_text(str(error)) or (None, False)
+    told = kind_of_text(str(error))
     # the other names are words of any error
     is_told = isinstance(error, RuntimeError) or told[0] is FailureKind.DISK
     return told if is_told else (None, False)

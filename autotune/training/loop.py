@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Generator, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import DataError
+from autotune.files import make_folder
 from autotune.measurement import Evaluation, LearningCurve, Phase, PhaseClock, outcome_of
 from autotune.remote import paused_while_waiting
 from autotune.training.checkpoint import (
@@ -90,7 +92,7 @@ def train(
     clock.enter(Phase.BUILD)
     device = pick_device(config.device)
     clock.attach(synchronizer(device), energy_meter(device))
-    with paused_while_waiting(clock.stopped):
+    with paused_while_waiting(partial(clock.within, None)):
         run, step = set_up(config, device, clock, num_threads, ranks)
     parts = step.parts
     saver = _Saver(states, run, parts, clock, divides_model=divides_model)
@@ -178,42 +180,74 @@ def _evaluate(
     clock.enter(None)
     own_joules = clock.joules(Phase.PREPARE, Phase.TRAIN), clock.joules(Phase.BUILD)
     energy_joules, build_joules = joules_of_all(own_joules, run.device, run.ranks)
-    times = measured_times(clock, run.device)
-    samples, train_seconds = num_steps * run.batch_size, times["train_seconds"]
-    before, began = (previous.samples, previous.train_seconds) if previous else (0, 0.0)
-    return Evaluation(
-        **times,
+    samples = num_steps * run.batch_size
+    counts = parts.technique.counts(parts.evaluated_model, num_steps, run.total_steps)
+    return evaluation_of(
+        run.config,
+        clock,
+        run.device,
+        previous,
+        cap_seconds,
         step=num_steps,
         epoch=samples / len(run.data.train),
         samples=samples,
         metric=metric,
         loss=loss,
-        samples_per_second=(samples - before) / max(train_seconds - began, 1e-9),
         energy_joules=energy_joules,
         build_joules=build_joules,
-        num_workers=run.ranks.size,
-        reused_build_seconds=clock.reused_build_seconds,
-        outcome=outcome_of(
-            run.config.target,
-            metric,
-            loss,
-            train_seconds,
-            times["prepare_seconds"],
-            cap_seconds,
-            ended=num_steps >= run.total_steps,
-            counts=parts.technique.counts(parts.evaluated_model, num_steps, run.total_steps)
-            and not run.config.target.violations({"loss": loss}),
-        ),
+        ended=num_steps >= run.total_steps,
+        counts=counts and not run.config.target.violations({"loss": loss}),
     )
 
 
-def measured_times(clock: PhaseClock, device: torch.device) -> dict[str, Any]:
-    """What every evaluation has of a clock and a device, by field of ``Evaluation``."""
-    return {
-        **{f"{phase}_seconds": clock.seconds(phase) for phase in Phase},
-        "peak_memory_bytes": peak_memory_bytes(device),
-        "device_kind": device_kind(device),
-    }
+def evaluation_of(
+    config: TrialConfig,
+    clock: PhaseClock,
+    device: torch.device,
+    previous: Evaluation | None,
+    cap_seconds: float,
+    *,
+    samples: int | None,
+    metric: float,
+    loss: float | None,
+    ended: bool,
+    counts: bool,
+    **measured: Any,
+) -> Evaluation:
+    """An evaluation with what a clock and a device say of it, and its outcome, see ``outcome_of``.
+
+    Args:
+        samples: training samples seen so far; None if that is not known.
+        loss: mean validation loss; None if it was not computed.
+        measured: further fields of the evaluation.
+    """
+    seconds: dict[str, Any] = {f"{phase}_seconds": clock.seconds(phase) for phase in Phase}
+    train_seconds, speed = seconds["train_seconds"], math.nan
+    if samples is not None:
+        before, began = (previous.samples, previous.train_seconds) if previous else (0, 0.0)
+        speed = (samples - before) / max(train_seconds - began, 1e-9)
+    return Evaluation(
+        **seconds,
+        **measured,
+        samples=samples or 0,
+        metric=metric,
+        loss=math.nan if loss is None else loss,
+        samples_per_second=speed,
+        peak_memory_bytes=peak_memory_bytes(device),
+        device_kind=device_kind(device),
+        num_workers=config.num_workers,
+        reused_build_seconds=clock.reused_build_seconds,
+        outcome=outcome_of(
+            config.target,
+            metric,
+            loss or 0.0,
+            train_seconds,
+            seconds["prepare_seconds"],
+            cap_seconds,
+            ended=ended,
+            counts=counts,
+        ),
+    )
 
 
 def _keep_weights(
@@ -265,57 +299,41 @@ class _Saver:
         """Save the training after a number of steps, on all ranks; one that cannot be saved
         continues.
         """
+        write = partial(self._write, num_steps)
         try:
             if self.run.ranks.is_first:
-                self._save_first(num_steps)
+                self._states.save(write)
             else:
-                self._save_other()
+                write()
         except DataError as error:
             self._states.fault = str(error)
             _log.warning("%s; the training continues", error)
         self._states.is_saved = True
 
-    def _save_first(self, num_steps: int) -> None:
-        ranks, is_told = self.run.ranks, False
+    def _write(self, num_steps: int, first_folder: Path | None = None) -> None:
+        """Write this rank's part of a state into the first rank's folder.
 
-        def write(folder: Path) -> None:
-            nonlocal is_told
-            is_told = True
-            ranks.broadcast_from_first(str(folder))
-            failure = ""
-            try:
-                self._write_part(folder)
-            except DataError as error:
-                failure = str(error)
-            if ranks.summed(torch.tensor([bool(failure)]).int()).item():
-                raise DataError(failure or f"{folder}: another rank cannot write its part")
+        Raises:
+            DataError: a rank could not.
+        """
+        ranks = self.run.ranks
+        folder, fault = Path(ranks.broadcast_from_first(str(first_folder))), ""
+        try:
+            if ranks.is_first:
+                make_folder(folder)
+            elif not folder.is_dir():
+                raise DataError(f"{folder}: is not on the machine of rank {ranks.rank}")
+            if self._sharded:
+                save_sharded(folder / "sharded", self._sharded)
+            if not ranks.is_first:
+                save_state(folder / f"rank-{ranks.rank}", self._part())
+        except DataError as error:
+            fault = str(error)
+        if ranks.summed(torch.tensor([bool(fault)]).int()).item():
+            raise DataError(fault or f"{folder}: another rank cannot write its part")
+        if ranks.is_first:
             content = {**self._states.contents(self.run.config, self._clock), "step": num_steps}
             save_state(folder, content | self._part())
-
-        try:
-            self._states.save(write)
-        finally:
-            if not is_told:
-                ranks.broadcast_from_first(None)
-
-    def _save_other(self) -> None:
-        ranks = self.run.ranks
-        if (told := ranks.broadcast_from_first(None)) is None:
-            return
-        has_failed = True
-        try:
-            if not Path(told).is_dir():
-                raise DataError(f"{told}: is not on the machine of rank {ranks.rank}")
-            self._write_part(Path(told))
-            has_failed = False
-        finally:
-            ranks.summed(torch.tensor([has_failed]).int())
-
-    def _write_part(self, folder: Path) -> None:
-        if self._sharded:
-            save_sharded(folder / "sharded", self._sharded)
-        if not self.run.ranks.is_first:
-            save_state(folder / f"rank-{self.run.ranks.rank}", self._part())
 
     def _part(self) -> dict[str, Any]:
         is_written = self.run.ranks.is_first or self._divides_model

@@ -8,7 +8,6 @@ own.
 """
 
 import contextlib
-import functools
 import os
 import queue
 import signal
@@ -50,14 +49,9 @@ class MainThread:
         if threading.current_thread() is not threading.main_thread():
             return work(*arguments)
         global _main  # noqa: PLW0603  # a process has one main thread
-        result: Future[T] = Future()
-
-        def do() -> None:
-            _settle(result, work, *arguments)
-            self._calls.put(None)
-
         self._before, _main = signal.signal(signal.SIGINT, self._interrupt), self
-        threading.Thread(target=do, name="serve", daemon=True).start()
+        result = in_thread("serve", work, *arguments)
+        result.add_done_callback(lambda _: self._calls.put(None))
         try:
             while (call := self._calls.get()) is not None:
                 call()
@@ -148,7 +142,7 @@ def reported_by(function: Callable[[Callable[[T], None]], Any]) -> Generator[T, 
             os._exit(raised is not None)
         reported.put(raised)
 
-    join = _started(run)
+    ended = in_thread("training", run) if _main is None else _main.start(run)
     try:
         requests.put(None)
         while (values := reported.get()) is not None:
@@ -159,18 +153,17 @@ def reported_by(function: Callable[[Callable[[T], None]], Any]) -> Generator[T, 
     finally:
         is_over.set()
         requests.put(None)
-        join(_CLEAN_UP_SECONDS)
+        wait([ended], _CLEAN_UP_SECONDS)
 
 
-def _started(function: Callable[[], None]) -> Callable[[float], object]:
-    """Have a function called in the main thread, or else in a new one; returns what waits for its
-    end, up to so many seconds.
-    """
-    if _main is not None:
-        return functools.partial(wait, [_main.start(function)])
-    thread = threading.Thread(target=function, name="training", daemon=True)
-    thread.start()
-    return thread.join
+def in_thread(name: str, function: Callable[..., T], *arguments: Any) -> "Future[T]":
+    """Call a function in a new thread, which ends with the process at the latest."""
+    result: Future[T] = Future()
+    settle = threading.Thread(
+        target=_settle, args=(result, function, *arguments), name=name, daemon=True
+    )
+    settle.start()
+    return result
 
 
 def _settle(result: "Future[T]", function: Callable[..., T], *arguments: Any) -> None:

@@ -149,30 +149,21 @@ class NvmlGpu:
         return {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(self.handle)}
 
 
-def gpu_of(uuid: str) -> NvmlGpu:
-    """The GPU with a UUID as CUDA gives it, which is without NVML's prefix.
+def gpu_of(name: str) -> NvmlGpu:
+    """The GPU with an index as NVML gives it, or with a UUID, which CUDA gives without NVML's
+    prefix.
 
     Raises:
         UntoldError: NVML knows no such GPU.
     """
     try:
         pynvml.nvmlInit()
+        if name.isdigit():
+            return NvmlGpu(pynvml.nvmlDeviceGetHandleByIndex(int(name)))
+        uuid = name.removeprefix("GPU-")
         return NvmlGpu(pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
     except pynvml.NVMLError as error:
-        raise UntoldError(f"NVML of GPU {uuid}: {error}") from error
-
-
-def gpu_at(index: int) -> NvmlGpu:
-    """The GPU with an index as NVML gives it.
-
-    Raises:
-        UntoldError: NVML knows no such GPU.
-    """
-    try:
-        pynvml.nvmlInit()
-        return NvmlGpu(pynvml.nvmlDeviceGetHandleByIndex(index))
-    except pynvml.NVMLError as error:
-        raise UntoldError(f"NVML of GPU {index}: {error}") from error
+        raise UntoldError(f"NVML of GPU {name}: {error}") from error
 
 
 def gpus_used_by(processes: Collection[int]) -> list[NvmlGpu]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from autotune.config.schema import TrialConfig, first_difference, with_raised_limit
 from autotune.errors import DataError, StateError
-from autotune.files import NOTICE_FILE, STATE_FILE, make_folder
+from autotune.files import NOTICE_FILE, STATE_FILE
 from autotune.measurement import Evaluation, LearningCurve, PhaseClock
 from autotune.redaction import without_secrets_in
 from autotune.training.checkpoint import read_state, told_damage
@@ -106,7 +106,7 @@ class TrainingStates:
         self.curve.add(evaluation)
 
     def save(self, write: Callable[[Path], object]) -> None:
-        """Have a state written, and delete all older ones but the last.
+        """Have a state written into a new folder, and delete all older ones but the last.
 
         Raises:
             DataError: it cannot be written; the older states are still there.
@@ -117,7 +117,7 @@ class TrainingStates:
         path, kept = self.folder / str(number), earlier[:_NUM_KEPT]
         try:
             with self.saving():
-                write(make_folder(path))
+                write(path)
             kept = [path, *earlier[: _NUM_KEPT - 1]]
         except OSError as error:
             raise DataError(f"{path}: cannot be written: {error.strerror or error}") from error

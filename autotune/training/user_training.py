@@ -28,6 +28,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import distributed
@@ -37,7 +38,8 @@ from autotune.config.build import accepted_arguments, build_partial
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, DivergedError, StateError
 from autotune.failure import FailureKind
-from autotune.measurement import Evaluation, Phase, PhaseClock, as_measured, outcome_of
+from autotune.files import make_folder
+from autotune.measurement import Evaluation, Phase, PhaseClock, as_measured
 from autotune.session import (
     REPORTED,
     Session,
@@ -52,7 +54,7 @@ from autotune.training.checkpoint import TrainingCheckpoint, read_state, save_st
 from autotune.training.device import pick_device, reset_device, seed_everything, synchronizer
 from autotune.training.energy import energy_meter
 from autotune.training.failures import failure_of
-from autotune.training.loop import measured_times
+from autotune.training.loop import evaluation_of
 from autotune.training.main_thread import TrainingEnded, endable, in_main_thread, reported_by
 from autotune.training.parallel.reports import FollowingRank, LeadingRank
 from autotune.training.states import TrainingStates
@@ -79,11 +81,11 @@ class TrainingClock:
 
     def building(self) -> contextlib.AbstractContextManager[None]:
         """Context for work that a process pays once, such as loading data or compiling."""
-        return self._within(Phase.BUILD)
+        return self._clock.within(Phase.BUILD)
 
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
         """Context for scoring the validation data."""
-        return self._within(Phase.EVALUATE)
+        return self._clock.within(Phase.EVALUATE)
 
     def count(self, *, train: float, build: float = 0.0) -> None:
         """Count seconds more, or fewer, as training, and those that are moved to building.
@@ -94,18 +96,6 @@ class TrainingClock:
             trained = self._clock.seconds(Phase.TRAIN)
             self._clock.add(Phase.TRAIN, max(train, -trained), 0.0)
             self._clock.add(Phase.BUILD, min(build, trained), 0.0)
-
-    @contextlib.contextmanager
-    def _within(self, phase: Phase) -> Iterator[None]:
-        outer_phase = self._clock.phase
-        if outer_phase is None:  # a resumed training has not yet loaded its state
-            yield
-            return
-        self._clock.enter(phase)
-        try:
-            yield
-        finally:
-            self._clock.enter(outer_phase)
 
 
 def train_function(
@@ -139,9 +129,9 @@ def train_function(
     clock.enter(Phase.BUILD)
     device = in_main_thread(_set_up, config, clock, num_threads)
     saver = _Saver(config, states, clock, device, leader)
-    checkpoint, previous = saver.checkpoint, states.curve.last
-    if previous is not None and previous.outcome is not None:
-        yield previous
+    checkpoint, last = saver.checkpoint, states.curve.last
+    if last is not None and last.outcome is not None:
+        yield last
         return
     made = in_main_thread(_UserFunction, config, device, clock, checkpoint, leader.mean)
     reports = reported_by(made.call)
@@ -173,7 +163,6 @@ def train_function(
                         write = functools.partial(checkpoint.write_weights, *given)
                         leader.gather(write, is_sharded=checkpoint.is_sharded)
                     return
-                previous = evaluation
                 checkpoint.expire()
                 leader.go_on()
                 clock.enter(phase)
@@ -185,7 +174,7 @@ def train_function(
         raise StateError(
             f"training: {_name(config)} cannot continue from the state that it saved: {said}"
         ) from error
-    if previous is None:
+    if states.curve.last is None:
         raise ConfigError(
             f"training: {_name(config)} ended without one evaluation; call autotune.report, or the"
             " argument report, or yield, or give the Trainer autotune's ReportCallback"
@@ -247,11 +236,11 @@ def _meter(device: torch.device, num_devices: int) -> Callable[[], float] | None
     """Energy meter of all devices of a training; None if one of them cannot be read from here."""
     if device.type != "cuda" or num_devices == 1:
         return energy_meter(device)
-    if torch.cuda.device_count() != num_devices:  # some are on other machines
+    gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    meters = list(filter(None, map(energy_meter, gpus)))
+    if len(meters) != num_devices:  # some are on other machines
         return None
-    found = [energy_meter(torch.device("cuda", index)) for index in range(num_devices)]
-    meters = [meter for meter in found if meter is not None]
-    return (lambda: sum(meter() for meter in meters)) if meters == found else None
+    return lambda: sum(meter() for meter in meters)
 
 
 class _Saver:
@@ -321,7 +310,7 @@ class _Saver:
 
     def write(self, folder: Path) -> None:
         """Write the training's state into a new folder."""
-        self._leader.together(str(folder), lambda: self.checkpoint.write_part(folder))
+        self._leader.together(str(make_folder(folder)), lambda: self.checkpoint.write_part(folder))
         self.checkpoint.write(folder, self._states.contents(self._config, self._clock))
 
 
@@ -347,10 +336,7 @@ def check_function(config: TrialConfig) -> None:
         signature = inspect.signature(function.func)
     except ValueError:  # some callables written in C have none
         return
-    offered = accepted_arguments(
-        function,
-        dict.fromkeys(("report", *_OFFERED)),
-    )
+    offered = accepted_arguments(function, dict.fromkeys(("report", *_OFFERED)))
     try:
         signature.bind(**function.keywords, **offered)
     except TypeError as error:
@@ -382,7 +368,7 @@ class _UserFunction:
         self._config, self._clock, self._checkpoint, self._mean = config, clock, checkpoint, mean
         with _imports_are_build(clock):
             self._function = _function(config)
-        self._user_clock = TrainingClock(clock)
+        self._user_clock, self._device = TrainingClock(clock), device
         offered = {
             "config": config,
             "seed": config.seed,
@@ -393,7 +379,6 @@ class _UserFunction:
             "process_group": None,
         }
         self._arguments = accepted_arguments(self._function, offered)
-        self._device = device
 
     def call(self, take: Callable[[Any], None]) -> None:
         """Call the function in this thread; ``take`` gets each evaluation that it reports or
@@ -413,7 +398,21 @@ class _UserFunction:
         offered = accepted_arguments(self._function, {"report": report})
         if self._device.index is not None:  # of this thread
             torch.cuda.set_device(self._device)
-        with self._active(report), self._joined() as arguments, endable():
+        session = Session(
+            report=report,
+            mean=self._mean,
+            clock=self._user_clock,
+            checkpoint=self._checkpoint,
+            seed=self._config.seed,
+            num_processes=self._config.num_processes,
+        )
+        with (
+            _imports_are_build(self._clock),
+            in_session(session),
+            _launched_already(session),
+            self._joined() as arguments,
+            endable(),
+        ):
             result = self._function(**arguments, **offered)
             if is_generator:
                 with contextlib.closing(result):
@@ -434,19 +433,6 @@ class _UserFunction:
             yield self._arguments | {"process_group": distributed.group.WORLD}
         finally:
             distributed.destroy_process_group()
-
-    @contextlib.contextmanager
-    def _active(self, report: Callable[..., None]) -> Iterator[None]:
-        session = Session(
-            report=report,
-            mean=self._mean,
-            clock=self._user_clock,
-            checkpoint=self._checkpoint,
-            seed=self._config.seed,
-            num_processes=self._config.num_processes,
-        )
-        with _imports_are_build(self._clock), in_session(session), _launched_already(session):
-            yield
 
 
 @contextlib.contextmanager
@@ -470,11 +456,8 @@ def _launched_already(session: Session) -> Iterator[None]:
 
         return launch
 
-    torchs, api.elastic_launch = api.elastic_launch, elastic_launch
-    try:
+    with mock.patch.object(api, "elastic_launch", elastic_launch):
         yield
-    finally:
-        api.elastic_launch = torchs
 
 
 @contextlib.contextmanager
@@ -503,39 +486,20 @@ class _TimedImports(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         """The module's spec, whose loader runs it with the clock in its build phase, or stopped."""
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if (
-            spec is not None
-            and spec.loader is not None
-            and self._clock.phase is not None
-            and threading.get_ident() == self._thread
-        ):
+        is_timed = self._clock.phase is not None and threading.get_ident() == self._thread
+        if is_timed and spec is not None and spec.loader is not None:
             is_library = fullname.partition(".")[0] == "autotune" or str(spec.origin).startswith(
                 _LIBRARY_FOLDERS
             )
             run = spec.loader.exec_module
 
             def timed(module: ModuleType) -> None:
-                with self._counted(is_library=is_library):
+                with self._clock.within(None if is_library else Phase.BUILD):
                     run(module)
 
             # of this one module's loader
             spec.loader.exec_module = timed  # type: ignore[method-assign]
         return spec
-
-    @contextlib.contextmanager
-    def _counted(self, *, is_library: bool) -> Iterator[None]:
-        phase = self._clock.phase
-        if phase is None:
-            yield
-        elif is_library:
-            with self._clock.stopped():
-                yield
-        else:
-            self._clock.enter(Phase.BUILD)
-            try:
-                yield
-            finally:
-                self._clock.enter(phase)
 
 
 def _evaluation(
@@ -547,62 +511,41 @@ def _evaluation(
     previous: Evaluation | None,
 ) -> Evaluation:
     target = config.target
-    if isinstance(values, Mapping) and "metric" not in values and target.metric in values:
-        values = {
-            "metric": values[target.metric],
-            **{key: value for key, value in values.items() if key != target.metric},
-        }
-    if (
-        not isinstance(values, Mapping)
-        or "metric" not in values
-        or not all(isinstance(key, str) for key in values)
-    ):
-        raise _without_metric(
-            config,
-            sorted(map(str, values)) if isinstance(values, Mapping) else type(values).__name__,
+    named = values if isinstance(values, Mapping) else {}
+    if "metric" not in named:
+        named = {"metric" if key == target.metric else key: named[key] for key in named}
+    if "metric" not in named or not all(isinstance(key, str) for key in named):
+        names = sorted(map(str, named))
+        found = names if isinstance(values, Mapping) else type(values).__name__
+        optional = ", ".join(sorted(REPORTED - {"metric"}))
+        raise ConfigError(
+            f"training: {_name(config)} reported {found}; report metric (or {target.metric}), any"
+            f" of {optional}, and further metrics by name{meant_by(names, target.metric)}"
         )
-    numbers = {key: _number(config, key, value) for key, value in values.items()}
-    metric, loss = as_measured(numbers["metric"]), numbers.get("loss", 0.0)
-    times = measured_times(clock, device)
-    samples, train_seconds = int(numbers.get("samples", 0)), times["train_seconds"]
-    previous_samples, previous_seconds = (
-        (previous.samples, previous.train_seconds) if previous else (0, 0.0)
-    )
+    numbers = {key: _number(config, key, value) for key, value in named.items()}
     further = {key: number for key, number in numbers.items() if key not in REPORTED}
-    bounded = further | {key: number for key, number in numbers.items() if key == "loss"}
+    loss, samples = numbers.get("loss"), numbers.get("samples")
+    bounded = further if loss is None else further | {"loss": loss}
     if missing := sorted(set(target.constraints) - set(bounded)):
         raise ConfigError(
             f"training: {_name(config)} reported no {missing[0]}, which target.constraints bounds"
         )
-    ends = {"ended": False, "counts": not target.violations(bounded)}
-    return Evaluation(
-        **times,
+    return evaluation_of(
+        config,
+        clock,
+        device,
+        previous,
+        cap_seconds,
         step=int(numbers.get("step", previous.step + 1 if previous else 1)),
         epoch=numbers.get("epoch", 0.0),
-        samples=samples,
-        metric=metric,
-        loss=numbers.get("loss", math.nan),
-        samples_per_second=(
-            (samples - previous_samples) / max(train_seconds - previous_seconds, 1e-9)
-            if "samples" in numbers
-            else math.nan
-        ),
+        samples=None if samples is None else int(samples),
+        metric=as_measured(numbers["metric"]),
+        loss=loss,
         energy_joules=clock.joules(Phase.PREPARE, Phase.TRAIN),
         build_joules=clock.joules(Phase.BUILD),
         metrics=further,
-        num_workers=config.num_workers,
-        outcome=outcome_of(
-            target, metric, loss, train_seconds, times["prepare_seconds"], cap_seconds, **ends
-        ),
-    )
-
-
-def _without_metric(config: TrialConfig, found: list[str] | str) -> ConfigError:
-    metric, optional = config.target.metric, ", ".join(sorted(REPORTED - {"metric"}))
-    meant = meant_by(found, metric) if isinstance(found, list) else ""
-    return ConfigError(
-        f"training: {_name(config)} reported {found}; report metric (or {metric}), any of"
-        f" {optional}, and further metrics by name{meant}"
+        ended=False,
+        counts=not target.violations(bounded),
     )
 
 

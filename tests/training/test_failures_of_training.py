@@ -160,4 +160,4 @@ def test_who_ended_a_process_follows_from_its_exit_code(
     ],
 )
 def test_a_commands_exception_is_known_by_its_line(line: str, kind: FailureKind | None) -> None:
-    assert (kind_of_text(line) or (None, False))[0] is kind
+    assert kind_of_text(line)[0] is kind
