@@ -76,9 +76,7 @@ class Target:
 
     def reached_by(self, metric: float) -> bool:
         """Whether a metric value is at or past ``value``; False for a value that is not finite."""
-        if not math.isfinite(metric):
-            return False
-        return metric >= self.value if self.mode == "max" else metric <= self.value
+        return math.isfinite(metric) and self.shortfall(metric) <= 0
 
     def violations(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """The bounds that further metrics are past, such as ``latency 31 > 20``, and how far, as a
@@ -432,7 +430,8 @@ class PhaseClock:
         self._synchronize: Callable[[], None] = lambda: None
         self._read_joules: Callable[[], float] | None = None
         self._counter_joules = self._since = 0.0
-        self._phase: Phase | None = None
+        self.phase: Phase | None = None
+        """The phase being counted; None while the clock is stopped."""
         self.reset()
 
     def attach(
@@ -454,14 +453,13 @@ class PhaseClock:
         """Wait for the device, end the current phase and begin ``phase``; None stops the clock."""
         self._synchronize()
         now = time.perf_counter()
-        if self._phase is not None:
-            self._seconds[self._phase] += now - self._since
+        spent_seconds, spent_joules = now - self._since, 0.0
         if self._read_joules is not None:
             before, self._counter_joules = self._counter_joules, self._read_joules()
-            if self._phase is not None:
-                self._joules[self._phase] += self._counter_joules - before
-            now = time.perf_counter()
-        self._phase, self._since = phase, now
+            spent_joules, now = self._counter_joules - before, time.perf_counter()
+        if self.phase is not None:
+            self.add(self.phase, spent_seconds, spent_joules)
+        self.phase, self._since = phase, now
 
     @contextmanager
     def within(self, phase: Phase | None) -> Iterator[None]:
@@ -469,7 +467,7 @@ class PhaseClock:
 
         A clock that is stopped stays so.
         """
-        outer_phase = self._phase
+        outer_phase = self.phase
         if outer_phase is None:
             yield
             return
@@ -514,22 +512,17 @@ class PhaseClock:
             ValueError: a count of seconds is not finite.
         """
         self.enter(None)
-        counts = {Phase(name): pair for name, pair in state["counts"].items()}
-        if not all(math.isfinite(seconds) for seconds, _ in counts.values()):
-            raise ValueError(f"found {counts} as seconds and joules")
-        self._seconds = {phase: counts[phase][0] for phase in Phase}
-        joules = {phase: counts[phase][1] for phase in Phase}
-        self._joules = joules if self._read_joules else dict.fromkeys(Phase, math.nan)
+        self.reset()
+        for phase in Phase:
+            seconds, joules = state["counts"][phase]
+            if not math.isfinite(seconds):
+                raise ValueError(f"found {seconds} as seconds of {phase}")
+            self.add(phase, seconds, joules)
         self.reused_build_seconds = state["reused_build_seconds"]
-
-    @property
-    def phase(self) -> Phase | None:
-        """The phase being counted; None while the clock is stopped."""
-        return self._phase
 
     def seconds(self, phase: Phase) -> float:
         """Seconds of a phase so far, by the host's clock and without waiting for the device."""
-        running = time.perf_counter() - self._since if phase is self._phase else 0.0
+        running = time.perf_counter() - self._since if phase is self.phase else 0.0
         return self._seconds[phase] + running
 
     def joules(self, *phases: Phase) -> float | None:

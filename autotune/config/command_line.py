@@ -211,10 +211,11 @@ def run_main(command: Callable[[Sequence[str]], int]) -> NoReturn:
         signal.signal(number, signal.SIG_DFL)  # in a process that was forked
         signal.raise_signal(number)
 
-    for number in _ending_signals():
+    for number in ending_signals("SIGUSR1", "SIGUSR2"):
         if number is not signal.SIGINT:
             signal.signal(number, end)
-    sys.unraisablehook = _interrupt_again
+    if hasattr(signal, "pthread_kill"):  # Windows has none
+        sys.unraisablehook = _interrupt_again
     sys.exit(run_command(command, sys.argv[1:]))
 
 
@@ -233,17 +234,21 @@ def _interrupt_again(unraisable: "sys.UnraisableHookArgs") -> None:
         sys.__unraisablehook__(unraisable)
 
 
-_NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_NOTICES = ("SIGTERM", "SIGUSR1", "SIGUSR2")
 """Signals by which batch systems and clouds say that the machine is about to be taken away."""
 
 
-def _ending_signals() -> list[signal.Signals]:
-    """The signals that end a command; of those that are ignored, as ``nohup`` asks for SIGHUP, only
-    SIGINT.
+def ending_signals(*more: str) -> list[signal.Signals]:
+    """The signals that end a command: SIGINT, SIGTERM and SIGHUP, without SIGHUP where it is
+    ignored, as ``nohup`` asks, and ``more`` by their names.
     """
-    others = (signal.SIGHUP, *_NOTICES)
-    heeded = [number for number in others if signal.getsignal(number) is not signal.SIG_IGN]
-    return [signal.SIGINT, *heeded]
+    names = ("SIGINT", "SIGTERM", "SIGHUP", *more)  # Windows has no SIGHUP
+    numbers = [signal.Signals[name] for name in names if hasattr(signal, name)]
+    return [
+        number
+        for number in numbers
+        if number is signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN
+    ]
 
 
 class _NoticeInterrupt(KeyboardInterrupt):
@@ -284,7 +289,7 @@ class Interrupt(threading.Event):
 
     def signalled(self, number: int) -> None:
         """Take the first signal."""
-        is_notice = number in _NOTICES
+        is_notice = signal.Signals(number).name in _NOTICES
         self.exit_code = EXIT_AGAIN if is_notice else EXIT_INTERRUPTED
         self.notice.set()
         if self._on_notice is None:
@@ -319,7 +324,8 @@ def interruptible() -> Iterator[Interrupt]:
     if threading.current_thread() is not threading.main_thread():
         yield interrupt  # only the main thread may handle signals
         return
-    previous_handlers = {number: signal.signal(number, handle) for number in _ending_signals()}
+    numbers = ending_signals("SIGUSR1", "SIGUSR2")
+    previous_handlers = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield interrupt
     finally:

@@ -98,18 +98,14 @@ class ClusterSize:
                 or ``strict_spread``.
         """
         places = self.places(num_cpus // num_workers, num_gpus // num_workers)
-        most = {"strict_pack": max(places, default=0), "strict_spread": sum(map(bool, places))}.get(
-            placement.lower(), sum(places)
-        )
-        if num_workers <= most:
+        most = {"strict_pack": max(places, default=0), "strict_spread": sum(map(bool, places))}
+        if num_workers <= most.get(placement.lower(), sum(places)):
             return None
-        wanted = f"{num_cpus} CPU and {num_gpus} GPU" + (
-            f" in {num_workers} workers ({placement.lower()})" if num_workers > 1 else ""
-        )
-        having = (
-            "; ".join(f"{cpus} CPU and {gpus} GPU" for cpus, gpus in self.machines) or "no machine"
-        )
-        return f"it takes {wanted}, and Ray has {having}"
+        wanted = f"{num_cpus} CPU and {num_gpus} GPU"
+        if num_workers > 1:
+            wanted += f" in {num_workers} workers ({placement.lower()})"
+        having = "; ".join(f"{cpus} CPU and {gpus} GPU" for cpus, gpus in self.machines)
+        return f"it takes {wanted}, and Ray has {having or 'no machine'}"
 
     def check_holds(self, what: str, *training: Any) -> None:
         """Refuse a training that the cluster cannot place, for which Ray would wait for ever.
@@ -148,8 +144,7 @@ def capabilities_of(config: ClusterConfig, launcher: Launcher | None) -> Capabil
 
         return cluster_capabilities(config)
     with calling(launcher) as call_there:
-        found: Capabilities = call_there(LOCAL_CAPABILITIES)
-    return found
+        return call_there(LOCAL_CAPABILITIES)  # type: ignore[no-any-return]  # called by its name
 
 
 class RaySession:
@@ -168,7 +163,8 @@ class RaySession:
         self._lost: Future[str] = Future()
         self._lock = threading.Lock()
         self._is_over = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._held: Future[None] | None = None
+        """Done once the connection is closed; None before it is begun."""
 
     @property
     def is_lost(self) -> bool:
@@ -177,12 +173,11 @@ class RaySession:
 
     def start(self) -> None:
         """Begin to connect, unless that has begun already."""
-        if self._thread is None:
+        if self._held is None:
             # requests, which Ray imports, ignores this itself, but a catch_warnings() of another
             # thread (Hydra's) may undo that
             warnings.filterwarnings("ignore", message="SOCKS support in urllib3")
-            self._thread = threading.Thread(target=self._hold, name="ray", daemon=True)
-            self._thread.start()
+            self._held = in_thread("ray", self._hold)
 
     def size(self, interrupt: Interrupt) -> ClusterSize:
         """Wait for the connection and return the cluster's resources.
@@ -262,10 +257,10 @@ class RaySession:
         A Ray that is gone, or still starting, is waited for some seconds only.
         """
         self._is_over.set()
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.join(_SHUTDOWN_SECONDS)
-            if thread.is_alive():  # what Ray does at exit would wait for the thread, or for a Ray
+        if self._held is not None:
+            if wait(
+                [self._held], _SHUTDOWN_SECONDS
+            ).not_done:  # what Ray does at exit would wait for the thread, or for a Ray
                 atexit.unregister(sys.modules["ray"].shutdown)
                 if (registry := sys.modules.get("ray.tune.registry")) is not None:
                     atexit.unregister(registry._unregister_all)  # noqa: SLF001  # no public name
@@ -310,14 +305,13 @@ def check_answers(address: str, timeout_seconds: float) -> None:
     if address != "auto":
         _check_listens(address, timeout_seconds)
     first_error = ""
-    for mode in [None] if _AUTH_MODE in os.environ else [None, "token"]:
-        environment = {**os.environ, **({_AUTH_MODE: mode} if mode else {})}
+    for mode in ({},) if _AUTH_MODE in os.environ else ({}, {_AUTH_MODE: "token"}):
         command = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
         try:
             # our own interpreter, and an address that the user gave
             status = subprocess.run(  # noqa: S603
                 command,
-                env=environment,
+                env={**os.environ, **mode},
                 capture_output=True,
                 text=True,
                 timeout=timeout_seconds,
@@ -330,7 +324,7 @@ def check_answers(address: str, timeout_seconds: float) -> None:
                 f" {_ACCEPTED}"
             ) from error
         if status.returncode == 0:
-            os.environ.update({_AUTH_MODE: mode} if mode else {})
+            os.environ.update(mode)
             return
         first_error = first_error or status.stderr
         if "AuthenticationError" not in first_error:

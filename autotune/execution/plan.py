@@ -99,8 +99,8 @@ class TrainingPlan:
         warning of what makes their times incomparable.
         """
         lines = [describe_device(config, self.capabilities) for config in configs]
-        lines += filter(None, (several_kinds(config, self.capabilities) for config in configs))
-        return list(dict.fromkeys(lines))
+        kinds = [several_kinds(config, self.capabilities) for config in configs]
+        return list(dict.fromkeys(filter(None, lines + kinds)))
 
     def num_threads(self, config: TrialConfig) -> int:
         """Number of CPU threads of each worker, unless the trial's configuration sets one."""
@@ -109,9 +109,8 @@ class TrainingPlan:
 
     def resources(self, config: TrialConfig) -> tuple[int, int]:
         """Numbers of CPUs and GPUs that one training takes, or shares with others."""
-        num_workers = config.num_workers
-        num_gpus = num_workers if uses_cuda(config, self.capabilities) else 0
-        return num_workers * self.num_threads(config), num_gpus
+        num_gpus = config.num_workers * uses_cuda(config, self.capabilities)
+        return config.num_workers * self.num_threads(config), num_gpus
 
     def placed(self, config: TrialConfig) -> tuple[int, int, int, str]:
         """What ``ClusterSize.shortage`` takes of one training."""
@@ -241,14 +240,13 @@ class TrainingPlan:
 
     def tracker_info(self, kind: str, **fields: Any) -> StudyInfo:
         """Facts for the tracker; ``kind`` is ``study`` or ``comparison``."""
-        if self.trial.training is not None:
-            workload = str(self.trial.training["_target_"])
-        else:
-            workload = "{model}-{data}".format_map(self.composed.choices)
+        own = self.trial.training
         return StudyInfo(
             name=self.name,
             kind=kind,
-            workload=workload,
+            workload="{model}-{data}".format_map(self.composed.choices)
+            if own is None
+            else str(own["_target_"]),
             experiment=self.experiment,
             folder=str(self.folder),
             settings=self.settings(),
@@ -484,16 +482,14 @@ def _suitable_space(plan: StudyPlan) -> tuple[SearchSpace, list[str]]:
                 f"{where}: all keys are searched on GPUs only, and trainings run on the CPU;"
                 " search a further key"
             )
+    num_devices = (cluster.num_cpus or have.num_cpus) // (cluster.cpus_per_worker or 1)
     if on_gpus:
-        num_devices, devices = cluster.num_gpus or have.num_gpus, "GPUs"
-    else:
-        num_cpus = cluster.num_cpus or have.num_cpus
-        num_devices, devices = num_cpus // (cluster.cpus_per_worker or 1), "CPUs"
+        num_devices = cluster.num_gpus or have.num_gpus
     space, uneven = _without_uneven(space, trial.num_workers, num_devices)
     if uneven:
-        numbers = ", ".join(map(str, uneven))
         left_out.append(
-            f"parallelism.num_workers={numbers}: do not divide the {num_devices} {devices}"
+            f"parallelism.num_workers={', '.join(map(str, uneven))}: do not divide the"
+            f" {num_devices} {'GPUs' if on_gpus else 'CPUs'}"
         )
     dropped = []
 

@@ -92,7 +92,9 @@ def connected(config: ClusterConfig, folder: Path | None = None) -> Iterator[Clu
                 "include_dashboard": False,
                 "_temp_dir": str(folder / RAY_FOLDER),  # Ray lets all users write in it
             }
-        _log_to_autotune("ray")
+        logger = logging.getLogger("ray")  # to autotune's log file, not to the terminal
+        logger.handlers.clear()
+        logger.propagate = True
         # mute: Ray's own processes want a token, and its SIGTERM handler is not installed
         for name in ("authentication", "worker"):
             logging.getLogger(f"ray._private.{name}").setLevel(logging.ERROR)
@@ -120,8 +122,13 @@ def connected(config: ClusterConfig, folder: Path | None = None) -> Iterator[Clu
             os.environ.pop(RAY_MARK, None)
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             set_handler(handler)
-        _check_has(config.accelerator_type)
         size = size_of(config.accelerator_type)
+        if config.accelerator_type is not None and not size.machines:
+            kinds = ", ".join(_accelerator_types())
+            accepted = f" or {kinds}" if kinds else ", since Ray knows of no GPU's kind there"
+            raise ClusterError(
+                f"cluster.accelerator_type: found {config.accelerator_type}, use null{accepted}"
+            )
         if size.num_cpus < (config.cpus_per_worker or 1):
             raise ClusterError(
                 f"cluster.cpus_per_worker: found {config.cpus_per_worker or 1}; the cluster has"
@@ -140,8 +147,10 @@ class Heartbeat:
         self._head = (host.strip("[]"), int(port))
         node = ray._private.worker._global_node  # noqa: SLF001  # no public name
         self._processes = [each.process for some in node.all_processes.values() for each in some]
-        own = {child: child.name() for child in psutil.Process().children()}
-        self._own = {child: name for child, name in own.items() if name in _NEEDED}
+        children = psutil.Process().children()
+        self._own = {
+            child: _NEEDED[name] for child in children if (name := child.name()) in _NEEDED
+        }
         self._answered_at = time.monotonic()
         self._head_seconds = _HEAD_TIMEOUTS * config.connect_timeout_seconds
         self._accelerator_type = config.accelerator_type
@@ -160,11 +169,11 @@ class Heartbeat:
             for process in self._processes:
                 process.kill()
             return "the signal to this process has ended it"
-        for process, name in self._own.items():
+        for process, what in self._own.items():
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                     continue
-            return f"its {_NEEDED[name]} has ended"
+            return f"its {what} has ended"
         try:
             socket.create_connection(self._head, timeout=_ANSWER_SECONDS).close()
         except OSError as error:
@@ -194,11 +203,13 @@ def cluster_capabilities(config: ClusterConfig) -> Capabilities:
         kinds: list[str | None] = [config.accelerator_type]
         if config.accelerator_type is None:
             kinds = [*_accelerator_types()] or kinds
-        resources = [
-            {"num_cpus": 0, "num_gpus": 1 if size.num_gpus else 0, "accelerator_type": kind}
+        num_gpus = min(1, size.num_gpus)
+        probes = [
+            probe.options(num_cpus=0, num_gpus=num_gpus, accelerator_type=kind).remote(
+                LOCAL_CAPABILITIES
+            )
             for kind in kinds
         ]
-        probes = [probe.options(**options).remote(LOCAL_CAPABILITIES) for options in resources]
         try:
             # all GPUs of a kind may be taken
             answered, _ = ray.wait(probes, num_returns=len(probes), timeout=_PROBE_SECONDS)
@@ -210,58 +221,26 @@ def cluster_capabilities(config: ClusterConfig) -> Capabilities:
         return replace(together(nodes), num_cpus=size.num_cpus, num_gpus=size.num_gpus)
 
 
-def _machines(accelerator_type: str | None) -> list[Mapping[str, float]]:
-    """Resources of each machine that is alive and has GPUs of the given kind.
-
-    None selects all machines.
-    """
-    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return [
-        resources
-        for resources in alive
-        if accelerator_type is None or f"{ACCELERATOR}{accelerator_type}" in resources
-    ]
+def _machines() -> list[Mapping[str, float]]:
+    """Resources of each machine that is alive."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def size_of(accelerator_type: str | None) -> ClusterSize:
-    """The resources of the machines that are alive and have GPUs of the given kind."""
+    """The resources of the machines that are alive and have GPUs of the given kind, or of all."""
     return ClusterSize(
         tuple(
             (int(resources.get("CPU", 0)), int(resources.get("GPU", 0)))
-            for resources in _machines(accelerator_type)
+            for resources in _machines()
+            if accelerator_type is None or f"{ACCELERATOR}{accelerator_type}" in resources
         )
     )
 
 
 def _accelerator_types() -> list[str]:
     """Kinds of GPU of the machines that are alive, as Ray names them."""
-    return sorted(
-        {
-            name.removeprefix(ACCELERATOR)
-            for machine in _machines(None)
-            for name in machine
-            if name.startswith(ACCELERATOR)
-        }
-    )
-
-
-def _check_has(accelerator_type: str | None) -> None:
-    if accelerator_type is None or _machines(accelerator_type):
-        return
-    kinds = _accelerator_types()
-    accepted = (
-        f"use null or {', '.join(kinds)}"
-        if kinds
-        else "use null, since Ray knows of no GPU's kind there"
-    )
-    raise ClusterError(f"cluster.accelerator_type: found {accelerator_type}, {accepted}")
-
-
-def _log_to_autotune(name: str) -> None:
-    """Send a library's log messages to autotune's log file, not to the terminal."""
-    logger = logging.getLogger(name)
-    logger.handlers.clear()
-    logger.propagate = True
+    names = {name for machine in _machines() for name in machine}
+    return sorted(name.removeprefix(ACCELERATOR) for name in names if name.startswith(ACCELERATOR))
 
 
 def _first_line(error: BaseException) -> str:

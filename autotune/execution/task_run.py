@@ -31,8 +31,8 @@ from autotune.execution.task import (
 from autotune.execution.trial_folder import (
     bound_output,
     end_of_output,
+    folder_of,
     has_printed,
-    joined_folder,
     trial_folder,
 )
 from autotune.execution.watchdog import Watchdog, descendants
@@ -82,6 +82,7 @@ class TaskRun:
         if task.num_workers > 1 or task.config.has_rendezvous:
             self._store = open_store(host)
         self._entered = contextlib.ExitStack()
+        """What this object closes."""
         self._leader: LeadingRank | None = None
         """Speaks to the other ranks of a user's function."""
         self._watchdog = Watchdog(
@@ -92,6 +93,7 @@ class TaskRun:
             hang_file=self._open_hang_file,
             starts_training=task.config.is_command,
         )
+        self._entered.callback(self._watchdog.close)
         self._num_killed = num_killed_for_memory()
         self._training: Generator[Evaluation | None, bool | None, float | None] | None = None
         self._states = TrainingStates(
@@ -99,7 +101,7 @@ class TaskRun:
         )
         self._states.saving = self._watchdog.saving
         self._has_reported = False
-        self._fingerprint: Mapping[str, Any] = {}
+        self._fingerprint: dict[str, Any] = {}
         self._last: Evaluation | None = None
         self._hang_file: TextIO | None = None
         self._folder: Path | None = None
@@ -153,21 +155,9 @@ class TaskRun:
             self._training.send(True)
         return self._states.fault
 
-    @property
-    def _can_pause(self) -> bool:
-        return self._states.is_kept and (self._leader is None or is_pausable(self._leader.can_keep))
-
     def close(self) -> None:
         """End the training where it stands and free its resources."""
-        if self._training is not None:
-            self._training.close()
-            self._training = None
         self._entered.close()
-        self._watchdog.close()
-        if self._hang_file is not None:
-            self._hang_file.close()
-            self._hang_path.unlink(missing_ok=True)
-            self._hang_file = None
 
     def _report_of(self, evaluation: Evaluation | None) -> WorkerReport:
         if evaluation is None:
@@ -183,7 +173,9 @@ class TaskRun:
             else None,
             fingerprint=self._take_fingerprint(),
             test_metric=self._test_metric(evaluation) if is_last else None,
-            can_pause=not is_last and self._can_pause,
+            can_pause=not is_last
+            and self._states.is_kept
+            and (self._leader is None or is_pausable(self._leader.can_keep)),
             is_saved=self._states.is_saved,
         )
 
@@ -214,10 +206,10 @@ class TaskRun:
         _prepare_process(task)
         if task.config.training is not None:
             run = trial_folder(
-                Path(task.hang_folder),
-                task.name,
+                folder_of(Path(task.hang_folder), task.name),
                 number=task.number,
                 seed=task.config.seed,
+                is_first=True,
                 is_resumed=task.is_resumed,
             )
             self._folder = self._entered.enter_context(run)
@@ -227,13 +219,14 @@ class TaskRun:
         if task.logs_folder is not None and Path(task.logs_folder).parent.is_dir():
             keep_logs(Path(task.logs_folder, task.name), is_resumed=task.is_resumed)
         kept: dict[str, Any] = {"states": self._states}
-        rendezvous = _rendezvous(task, self._host, self.port or 0, rank=0)
+        rendezvous = Rendezvous(host=self._host, port=self.port or 0, rank=0, size=task.num_workers)
         if task.config.training is not None:
             self._leader = kept["leader"] = LeadingRank(self._store, task.num_workers)
             enter_rank(task, rendezvous, self._place)
         elif self._store is not None:
             kept["ranks"] = self._entered.enter_context(joined_at(rendezvous, task.config))
-        return start_training(task.config, **_settings(task), **kept)
+        training = start_training(task.config, **_settings(task), **kept)
+        return self._entered.enter_context(contextlib.closing(training))
 
     def _test_metric(self, evaluation: Evaluation) -> float | None:
         """The metric on the test split, which the training's generator returns when it is
@@ -258,22 +251,19 @@ class TaskRun:
         started = [*descendants(os.getpid())]
         facts = fingerprint(self._task.config, self._task.num_threads, started)
         told = [*facts.get("warnings", ()), *_idle_devices(self._task, started)]
-        self._fingerprint = {
-            **facts,
-            **({"trials_per_gpu": n} if (n := self._task.trials_per_gpu) > 1 else {}),
-            **({"warnings": told} if told else {}),
-        }
+        self._fingerprint = {**facts, "warnings": told} if told else {**facts}
+        if self._task.trials_per_gpu > 1:
+            self._fingerprint["trials_per_gpu"] = self._task.trials_per_gpu
         return self._fingerprint
 
     def _open_hang_file(self) -> TextIO:
         if self._hang_file is None:
-            self._hang_file = appending(self._hang_path)
+            path = hang_path(self._task.name, self._task.hang_folder)
+            if not path.parent.is_dir():
+                path = Path(tempfile.gettempdir(), path.name)
+            self._entered.callback(path.unlink, missing_ok=True)
+            self._hang_file = self._entered.enter_context(appending(path))
         return self._hang_file
-
-    @property
-    def _hang_path(self) -> Path:
-        path = hang_path(self._task.name, self._task.hang_folder)
-        return path if path.parent.is_dir() else Path(tempfile.gettempdir()) / path.name
 
 
 def _with_output(failure: Failure, folder: Path | None) -> Failure:
@@ -323,10 +313,6 @@ def _idle_devices(task: TrialTask, started: Sequence[int]) -> list[str]:
     ]
 
 
-def _rendezvous(task: TrialTask, host: str, port: int, rank: int) -> Rendezvous:
-    return Rendezvous(host=host, port=port, rank=rank, size=task.num_workers)
-
-
 def enter_rank(task: TrialTask, rendezvous: Rendezvous, place: RankPlace) -> None:
     """Let a user's function, and libraries that it calls, find the other ranks."""
     if place.devices:
@@ -353,10 +339,12 @@ def follow_task(
     Returns this rank's failure, None if there was none.
     """
     _prepare_process(task)
-    rendezvous = _rendezvous(task, host, port, rank)
+    rendezvous = Rendezvous(host=host, port=port, rank=rank, size=task.num_workers)
     entered, run_folder = contextlib.ExitStack(), None
     if task.config.training is not None:
-        run = joined_folder(told_folder(rendezvous), number=task.number, seed=task.config.seed)
+        run = trial_folder(
+            told_folder(rendezvous), number=task.number, seed=task.config.seed, is_first=False
+        )
         run_folder = entered.enter_context(run)
         if task.logs_folder is not None:  # those of the first rank are the trial's
             unread = entered.enter_context(tempfile.TemporaryDirectory(prefix="autotune-"))
@@ -375,13 +363,11 @@ def follow_task(
                 state_folder=None if task.state_folder is None else Path(task.state_folder),
                 **_settings(task),
             )
-            report = None
-            if failure is not None:
-                failure = _with_memory(failure, task)
-                report = WorkerReport.of(_with_output(failure, run_folder))
+            if failure is None:
+                return None
+            return WorkerReport.of(_with_output(_with_memory(failure, task), run_folder))
     finally:
         watchdog.close()
-    return report
 
 
 def _prepare_process(task: TrialTask) -> None:
@@ -404,15 +390,13 @@ def _prepare_process(task: TrialTask) -> None:
 
 def _settings(task: TrialTask) -> dict[str, Any]:
     """Keyword arguments that all workers of a task pass to ``start_training``."""
-    settings: dict[str, Any] = {
+    return {
         "cap_seconds": task.cap_seconds,
         "num_threads": task.num_threads,
         "score_test": task.score_test,
+        "weights_path": None if task.weights_path is None else Path(task.weights_path),
+        "origin": {"study": Path(task.hang_folder).name, "run": task.name},
     }
-    if task.weights_path is not None:
-        origin = {"study": Path(task.hang_folder).name, "run": task.name}
-        settings |= {"weights_path": Path(task.weights_path), "origin": origin}
-    return settings
 
 
 _ON_CPUS = "ACCELERATE_USE_CPU"

@@ -37,58 +37,38 @@ def folder_of(study: Path, run: str) -> Path:
 
 @contextlib.contextmanager
 def trial_folder(
-    study: Path, run: str, *, number: int | None, seed: int, is_resumed: bool
+    wanted: Path, *, number: int | None, seed: int, is_first: bool, is_resumed: bool = False
 ) -> Iterator[Path]:
-    """Context in which the user's code runs: ``autotune.trial`` tells it the run's folder, which
-    has all that is printed meanwhile.
+    """Context in which a rank of the user's code runs: ``autotune.trial`` tells it the run's
+    folder, which has all that is printed meanwhile.
 
-    The folder is empty at first, unless the run is resumed, and deleted if it is empty at the end.
-    It is a temporary one on a machine that does not have the study's folder.
+    The folder is a temporary one on a machine that does not have the study's, or for another rank
+    the first one's.
+
+    Args:
+        wanted: the run's folder.
+        is_first: whether this is the first rank, for which the folder is empty at first, unless the
+            run is resumed, and deleted if it is empty at the end.
 
     Raises:
         FileError: the folder cannot be made, or its file for the output cannot.
     """
-    place = study if study.is_dir() else Path(tempfile.mkdtemp(prefix="autotune-"))
-    folder = folder_of(place, run)
-    if not is_resumed:
-        shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was lost or spoilt
-    try:
-        with _running_in(folder, TrialInfo(number=number, name=run, folder=folder, seed=seed)):
-            yield folder
-    finally:
-        _delete_if_empty(folder)
-        if place != study and not folder.exists():
-            shutil.rmtree(place, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def joined_folder(folder: Path, *, number: int | None, seed: int) -> Iterator[Path]:
-    """Context in which another rank of the user's code runs: in the folder of the first one, and
-    what it prints goes to the same file. On a machine that does not have that folder it is a
-    temporary one.
-
-    Raises:
-        FileError: the file for the output cannot be opened.
-    """
-    has_own = not folder.is_dir()
+    folder = wanted
+    has_own = not (wanted.parents[1] if is_first else wanted).is_dir()
     if has_own:
-        folder = Path(tempfile.mkdtemp(prefix="autotune-")) / folder.name
+        folder = Path(tempfile.mkdtemp(prefix="autotune-")) / wanted.name
+    if is_first and not is_resumed:
+        shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was lost or spoilt
+    trial = TrialInfo(number=number, name=folder.name, folder=folder, seed=seed)
     try:
-        with _running_in(
-            folder, TrialInfo(number=number, name=folder.name, folder=folder, seed=seed)
-        ):
+        with in_trial(trial), _printing_to(make_folder(folder) / OUTPUT_FILE):
             yield folder
     finally:
-        if has_own:
+        if is_first or has_own:
             _delete_if_empty(folder)
-            with contextlib.suppress(OSError):
+        if has_own:
+            with contextlib.suppress(OSError):  # something is in it
                 folder.parent.rmdir()
-
-
-@contextlib.contextmanager
-def _running_in(folder: Path, trial: TrialInfo) -> Iterator[None]:
-    with in_trial(trial), _printing_to(make_folder(folder) / OUTPUT_FILE):
-        yield
 
 
 def _delete_if_empty(folder: Path) -> None:
@@ -128,9 +108,8 @@ def has_printed(folder: Path) -> bool:
     """Whether there is any output of the run whose folder this is."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    with contextlib.suppress(OSError):
-        return (folder / OUTPUT_FILE).stat().st_size > 0
-    return False
+    output = folder / OUTPUT_FILE
+    return output.is_file() and output.stat().st_size > 0
 
 
 def bound_output(folder: Path, *, most: int = 4 * (_NUM_FIRST + _NUM_LAST)) -> None:
@@ -172,24 +151,21 @@ def last_printed(study: Path, run: str) -> tuple[str, str | None]:
 
 @contextlib.contextmanager
 def _printing_to(path: Path) -> Iterator[None]:
-    streams = [
-        stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)
-    ]
-    were = [(stream.line_buffering, stream.write_through) for stream in streams]
-    for stream in streams:
-        # also flushes it; what a process has not yet written is lost if it is killed, and a line in
-        # parts would have other ranks' between them
-        stream.reconfigure(line_buffering=True, write_through=False)
-    with appending(path) as file:
-        kept = [os.dup(descriptor) for descriptor in (1, 2)]
-        for descriptor in (1, 2):
+    with appending(path) as file, contextlib.ExitStack() as undo:
+        undo.callback(bound_output, path.parent, most=_NUM_FIRST + _NUM_LAST)
+        for descriptor, stream in enumerate((sys.stdout, sys.stderr), start=1):
+            stream.flush()
+            kept = os.dup(descriptor)
+            undo.callback(os.close, kept)
+            undo.callback(os.dup2, kept, descriptor)
             os.dup2(file.fileno(), descriptor)
-    try:
+            if isinstance(stream, io.TextIOWrapper):
+                undo.callback(
+                    stream.reconfigure,
+                    line_buffering=stream.line_buffering,
+                    write_through=stream.write_through,
+                )
+                # what a process has not yet written is lost if it is killed, and a line in parts
+                # would have other ranks' between them
+                stream.reconfigure(line_buffering=True, write_through=False)
         yield
-    finally:
-        for stream, (is_by_line, is_direct) in zip(streams, were, strict=True):
-            stream.reconfigure(line_buffering=is_by_line, write_through=is_direct)
-        for descriptor, before in zip((1, 2), kept, strict=True):
-            os.dup2(before, descriptor)
-            os.close(before)
-        bound_output(path.parent, most=_NUM_FIRST + _NUM_LAST)

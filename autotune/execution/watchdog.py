@@ -187,16 +187,10 @@ class Watchdog:
             self._changed.wait_for(
                 lambda: time.monotonic() < self._due_at + MAX_STOPPED_SECONDS, _CATCH_UP_SECONDS
             )
-        latest = self._latest
-        seen_seconds, seen_stopped = (
-            (latest.seconds, latest.stopped_seconds) if latest else (0.0, 0.0)
-        )
-        seconds = self._seconds
-        if (
-            not is_last
-            and seconds - seen_seconds < _SAMPLE_EVERY_SECONDS
-            and self._stopped_seconds <= seen_stopped
-        ):
+        latest, seconds = self._latest, self._seconds
+        is_recent = seconds - (latest.seconds if latest else 0.0) < _SAMPLE_EVERY_SECONDS
+        has_stopped = self._stopped_seconds > (latest.stopped_seconds if latest else 0.0)
+        if is_recent and not has_stopped and not is_last:
             return latest
         first, now = self._first, self._sample()
         self._waits |= now.waits
@@ -206,13 +200,11 @@ class Watchdog:
         used = {
             pid: max(0.0, cpu - first.study_cpu.get(pid, 0.0)) for pid, cpu in now.study_cpu.items()
         }
-        waited_seconds, waiter = max(
-            (
-                (waited - first.waits.get((pid, thread), 0.0), pid)
-                for (pid, thread), waited in self._waits.items()
-            ),
-            default=(0.0, os.getpid()),
-        )
+        waited = [
+            (waited - first.waits.get(thread, 0.0), thread[0])
+            for thread, waited in self._waits.items()
+        ]
+        waited_seconds, waiter = max(waited, default=(0.0, os.getpid()))
         study = sum(cpu for pid, cpu in used.items() if pid != waiter)
         others = max(0.0, now.busy_cpu - first.busy_cpu - sum(used.values()))
         with self._changed:
@@ -265,11 +257,11 @@ class Watchdog:
             self._arm()
 
     @property
-    def _left_seconds(self) -> float:
-        return min(self._deadline, self._budget_ends_at) - time.monotonic()
+    def _ends_at(self) -> float:
+        return min(self._deadline, self._budget_ends_at)
 
     def _arm(self) -> None:
-        left = max(0.0, self._left_seconds)
+        left = max(0.0, self._ends_at - time.monotonic())
         if self._hang_file is not None and math.isfinite(left):
             faulthandler.dump_traceback_later(
                 2 * left + _BACKSTOP_SECONDS, exit=True, file=self._hang_file()
@@ -293,7 +285,7 @@ class Watchdog:
             self._was_late(late, before, ran)
         elif self._is_on:
             self._look_at_descendants()
-        if self._is_on and now >= min(self._deadline, self._budget_ends_at):
+        if self._is_on and now >= self._ends_at:
             self._end_process()
         if self._is_on and now >= self._tell_at:
             self._tell_at = now + _TELL_EVERY_SECONDS
@@ -305,13 +297,8 @@ class Watchdog:
                 self._on_contention(measured)
 
     def _was_late(self, late: float, before: "_Ran", after: "_Ran") -> None:
-        waited_for_lock = _LOCK_SHARE * sys.getswitchinterval() * (after.times - before.times)
-        stopped = (
-            late
-            - (after.ran_seconds - before.ran_seconds)
-            - (after.waited_seconds - before.waited_seconds)
-            - waited_for_lock
-        )
+        ran, waited, times = (now - then for now, then in zip(after, before, strict=True))
+        stopped = late - ran - waited - _LOCK_SHARE * sys.getswitchinterval() * times
         if stopped >= MAX_STOPPED_SECONDS:
             self._was_stopped(stopped)
 
@@ -377,18 +364,16 @@ def _ran(thread: str) -> _Ran | None:
 
 
 def is_stopped(process: int) -> bool:
-    """Whether a process stands still because of a signal (SIGSTOP) or a debugger; only on Linux."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text(
-            encoding="utf-8", errors="replace"
-        ).rpartition(")")[2].split()[0] in ("T", "t")
-    except (OSError, IndexError):  # it has ended
-        return False
+    """Whether a process stands still because of a signal (SIGSTOP) or a debugger."""
+    with contextlib.suppress(psutil.Error):  # it has ended
+        status = psutil.Process(process).status()
+        return status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    return False
 
 
 def descendants(process: int) -> Iterator[int]:
     """Ids of the processes that a process has started, and of those that these have started,
-    where Linux tells them.
+    where the kernel tells them.
     """
     with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
         for thread in Path(f"/proc/{process}/task").iterdir():
@@ -409,8 +394,8 @@ class _Sample(NamedTuple):
     waits: dict[tuple[int, str], float]
     """Time that each thread of the processes that train has waited for a CPU, by process and thread
     id."""
-    suspended: float = 0.0
-    """Time that the machine was suspended since it was started; 0 where no clock tells that."""
+    suspended: float
+    """Time that the machine was suspended since it was started."""
 
 
 def _sample(driver: tuple[str, int], training: Collection[int]) -> _Sample:
@@ -421,29 +406,20 @@ def _sample(driver: tuple[str, int], training: Collection[int]) -> _Sample:
 
 
 def _study_processes(driver: tuple[str, int]) -> dict[int, psutil.Process]:
-    """The study's processes on this machine, by id: this one and those below ``_roots``."""
-    processes: dict[int, psutil.Process] = {}
-    for root_pid in _roots(driver):
-        if root_pid in processes:
-            continue
-        with contextlib.suppress(psutil.Error):
-            root = psutil.Process(root_pid)
-            processes |= {
-                process.pid: process for process in [root, *root.children(recursive=True)]
-            }
-    return processes
-
-
-def _roots(driver: tuple[str, int]) -> Iterator[int]:
-    """Ids of processes that, with all their descendants, belong to the study: the driver if it
-    is here, the raylet, this process.
+    """The study's processes on this machine, by id: the driver if it is here, the raylet, this
+    process, and all that they have started.
     """
     host, pid = driver
-    if host == platform.node():
-        yield pid
-    if (raylet := os.environ.get("RAY_RAYLET_PID", "")).isdigit():
-        yield int(raylet)
-    yield os.getpid()
+    raylet = os.environ.get("RAY_RAYLET_PID", "")
+    roots = [pid] if host == platform.node() else []
+    roots += [int(raylet)] if raylet.isdigit() else []
+    processes: dict[int, psutil.Process] = {}
+    for root_pid in (*roots, os.getpid()):
+        if root_pid not in processes:
+            with contextlib.suppress(psutil.Error):
+                root = psutil.Process(root_pid)
+                processes |= {each.pid: each for each in (root, *root.children(recursive=True))}
+    return processes
 
 
 def _cpu_seconds(process: psutil.Process) -> float:
@@ -457,13 +433,9 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def _suspended() -> float:
-    # Linux: the monotonic clock, which stands still meanwhile, and this one, which goes on
-    clock = getattr(time, "CLOCK_BOOTTIME", None)
-    return (
-        0.0
-        if clock is None
-        else round(max(time.clock_gettime(clock) - time.monotonic() for _ in range(3)), 1)
-    )
+    # the monotonic clock stands still meanwhile, the other one goes on
+    differences = [time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic() for _ in range(3)]
+    return round(max(differences), 1)
 
 
 def _waits(processes: Collection[int]) -> dict[tuple[int, str], float]:

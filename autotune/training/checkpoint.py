@@ -63,12 +63,8 @@ def save_weights(
     tied: dict[str, str] = {}
     first_names: dict[tuple[Any, ...], str] = {}
     for name, tensor in weights.items():
-        place = (
-            (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-            if tensor.numel()
-            else (name,)
-        )
-        first = first_names.setdefault(place, name)
+        memory = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        first = first_names.setdefault(memory if tensor.numel() else (name,), name)
         if first == name:
             tensors[name] = tensor.detach().to(
                 "cpu", copy=True, memory_format=torch.contiguous_format
@@ -193,14 +189,12 @@ def as_plain(value: Any, where: str = "") -> Any:
     Raises:
         DataError: the state holds a value that cannot be written.
     """
-    if value is None:
-        return None
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
             return kind(value)
     if isinstance(value, torch.Tensor):
         return value.detach()
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+    if value is None or (isinstance(value, np.ndarray) and not value.dtype.hasobject):
         return value
     if isinstance(value, Mapping):
         return {
@@ -220,8 +214,9 @@ def num_bytes(state: Any) -> int:
     """Size of the tensors and arrays of a state, about that of its file."""
     if isinstance(state, torch.Tensor | np.ndarray):
         return state.nbytes
-    parts = state.values() if isinstance(state, Mapping) else state
-    return sum(map(num_bytes, parts)) if isinstance(state, Mapping | list | tuple) else 0
+    if isinstance(state, Mapping):
+        state = [*state.values()]
+    return sum(map(num_bytes, state)) if isinstance(state, list | tuple) else 0
 
 
 def read_state(folder: Path, *, is_checked: bool = True) -> dict[str, Any]:
@@ -287,12 +282,14 @@ def random_state(device: torch.device) -> dict[str, Any]:
     """State of the global random number generators: Python's, NumPy's, torch's on the CPU and on
     the device.
     """
-    return {
+    state = {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
         "cpu": torch.get_rng_state(),
-        **({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}),
     }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
 
 
 def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
@@ -347,8 +344,7 @@ class TrainingCheckpoint(Checkpoint):
         """
         if (resumed := self._resumed) is None:
             return {}
-        values = dict(resumed["values"])
-        objects = objects or {}
+        values, objects = dict(resumed["values"]), objects or {}
         for name in objects:
             if name not in values:
                 raise ConfigError(
@@ -423,7 +419,7 @@ class TrainingCheckpoint(Checkpoint):
     @property
     def is_sharded(self) -> bool:
         """Whether each rank holds a part of what was saved."""
-        return self._state is not None and bool(sharded_names(self._state))
+        return bool(sharded_names(self._state or {}))
 
     def write_part(self, folder: Path) -> None:
         """Write this rank's part of what the function saved before its last evaluation: files,
@@ -432,15 +428,12 @@ class TrainingCheckpoint(Checkpoint):
         Raises:
             DataError: it cannot be written.
         """
-        files = folder / "files"
+        state = self._state or {}
         try:
             if self._write_files is not None:
-                make_folder(files)
-                self._write_files(files)
-            if self.is_sharded:
-                assert self._state is not None, "it is sharded"
-                sharded = {name: self._state[name] for name in sharded_names(self._state)}
-                save_sharded(folder / "sharded", sharded)
+                self._write_files(make_folder(folder / "files"))
+            if sharded := sharded_names(state):
+                save_sharded(folder / "sharded", {name: state[name] for name in sharded})
         except OSError as error:
             said = f"{folder}: cannot be written: {error.strerror}"
             raise FileError(said, error.errno) from error
@@ -454,8 +447,8 @@ class TrainingCheckpoint(Checkpoint):
             DataError: it cannot be written.
         """
         self.write_part(folder)
-        values = {} if self._rank else {"values": self._values()}
-        save_state(folder / f"rank-{self._rank}", {"random": random_state(self._device), **values})
+        if not self._rank:
+            self.write(folder / "rank-0", {})
 
     def write(self, folder: Path, contents: Mapping[str, Any]) -> None:
         """Write what the function saved before its last evaluation, with further ``contents``, into
@@ -472,7 +465,7 @@ class TrainingCheckpoint(Checkpoint):
 
         Of a model that is divided among ranks, all of these call this.
         """
-        values = [] if self._state is None else self._state.values()
+        values = (self._state or {}).values()
         model = next((value for value in values if isinstance(value, torch.nn.Module)), None)
         return self._weights if self._weights is not None or model is None else whole_state(model)
 
@@ -485,23 +478,15 @@ class TrainingCheckpoint(Checkpoint):
             DataError: the file cannot be written.
         """
         if (weights := self.weights()) is not None:
-            save_weights(
-                path,
-                weights,
-                weights_metadata(
-                    config, input_shape=(), num_classes=None, evaluation=evaluation, origin=origin
-                ),
+            metadata = weights_metadata(
+                config, input_shape=(), num_classes=None, evaluation=evaluation, origin=origin
             )
+            save_weights(path, weights, metadata)
 
     def _values(self) -> dict[str, Any]:
-        assert self._state is not None, "nothing was saved"
-        sharded = sharded_names(self._state)
-        return {
-            name: None  # of which each rank writes its part
-            if name in sharded
-            else _as_state(value)
-            for name, value in self._state.items()
-        }
+        state = self._state or {}
+        sharded = dict.fromkeys(sharded_names(state))  # of which each rank writes its part
+        return {name: _as_state(value) for name, value in {**state, **sharded}.items()}
 
 
 def _as_state(value: Any) -> Any:

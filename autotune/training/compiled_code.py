@@ -169,11 +169,8 @@ def _files(graph: str, num_threads: int) -> Iterator[Callable[[Cost], Cost]]:
                 shutil.rmtree(folder, ignore_errors=True)
             # Its processes would compute beside the training. The name is private to torch, which
             # may rename it: then they stay, idle.
-            getattr(
-                sys.modules.get("torch._inductor.async_compile"),
-                "shutdown_compile_workers",
-                lambda: None,
-            )()
+            compiler = sys.modules.get("torch._inductor.async_compile")
+            getattr(compiler, "shutdown_compile_workers", lambda: None)()
 
 
 def _root() -> Path | None:

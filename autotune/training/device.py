@@ -35,11 +35,8 @@ from autotune.training.nvml import GpuLook, NvmlGpu, UntoldError, gpu_of, gpus_u
 
 def local_capabilities() -> Capabilities:
     """Capabilities of this machine, as this process sees it."""
-    gpus = (
-        [gpu_kind(index) for index in range(torch.cuda.device_count())]
-        if torch.cuda.is_available()
-        else []
-    )
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = [gpu_kind(index) for index in range(num_gpus)]
     machine = Capabilities(
         num_cpus=num_available_cpus(),
         num_gpus=len(gpus),
@@ -57,13 +54,10 @@ def local_capabilities() -> Capabilities:
         },
         no_gpu_reason=None if gpus else no_gpu_reason(),
     )
-    return together(
-        [
-            replace(machine, gpu_name=name, compute_capability=capability)
-            for name, capability in gpus
-        ]
-        or [machine]
-    )
+    kinds = [
+        replace(machine, gpu_name=name, compute_capability=capability) for name, capability in gpus
+    ]
+    return together(kinds or [machine])
 
 
 def gpu_kind(device: torch.device | int) -> tuple[str, tuple[int, int] | None]:
@@ -244,15 +238,14 @@ def memory_held_by_others(num_gpus: int, started: Collection[int]) -> int:
         num_gpus: number of the GPUs that this process, or a command that it has started, sees.
         started: ids of the processes that this one has started.
     """
-    held = [0]
+    own = [os.getpid(), *started]
     with contextlib.suppress(UntoldError):
-        gpus = _nvml_gpus(())[0]
-        trains_here = bool(gpus)
-        if not trains_here:  # the command that did has ended
-            gpus = [gpu_of(id_) for id_ in visible_devices(num_gpus)]
-        own = [os.getpid(), *started]
-        held += [gpu.memory_held_by_others(own, is_listed=trains_here) for gpu in gpus]
-    return max(held)
+        here = _nvml_gpus(())[0]
+        # else the command that trained has ended
+        gpus = here or [gpu_of(id_) for id_ in visible_devices(num_gpus)]
+        held = [gpu.memory_held_by_others(own, is_listed=bool(here)) for gpu in gpus]
+        return max(held, default=0)
+    return 0
 
 
 def gpu_facts(started: Collection[int]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ costs the trial no time. Nothing is read back from the device between two evalua
 import logging
 import math
 from collections.abc import Generator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from autotune.config.schema import TrialConfig
-from autotune.errors import DataError
+from autotune.errors import DataError, FileError
 from autotune.files import make_folder
 from autotune.measurement import Evaluation, LearningCurve, Phase, PhaseClock, outcome_of
 from autotune.remote import paused_while_waiting
@@ -317,6 +317,9 @@ class _Saver:
             DataError: a rank could not.
         """
         ranks = self.run.ranks
+        if first_folder is not None:  # for which the others look once they are told
+            with suppress(FileError):  # raised again below
+                make_folder(first_folder)
         folder, fault = Path(ranks.broadcast_from_first(str(first_folder))), ""
         try:
             if ranks.is_first:

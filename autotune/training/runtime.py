@@ -237,48 +237,42 @@ class GraphedGradients:
         self._parameters = list(model.parameters())
         # missing in torch's stubs
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._graphs: dict[
-            object,
-            tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor, list[torch.Tensor | None]],
-        ] = {}
+        self._replays: dict[object, Callable[[torch.Tensor, torch.Tensor], None]] = {}
+        """What replays each graph with a batch."""
 
     def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         """Put the batch's gradients into the parameters' ``.grad``."""
         key = inputs.shape, tuple(parameter.requires_grad for parameter in self._parameters)
-        if key not in self._graphs:
-            self._graphs[key] = self._capture(inputs, targets)
-        graph, static_inputs, static_targets, gradients = self._graphs[key]
-        static_inputs.copy_(inputs)
-        static_targets.copy_(targets)
-        graph.replay()
-        for parameter, gradient in zip(self._parameters, gradients, strict=True):
-            parameter.grad = gradient
+        if key not in self._replays:
+            self._replays[key] = self._captured(inputs, targets)
+        self._replays[key](inputs, targets)
 
-    def _capture(
+    def _captured(
         self, inputs: torch.Tensor, targets: torch.Tensor
-    ) -> tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor, list[torch.Tensor | None]]:
+    ) -> Callable[[torch.Tensor, torch.Tensor], None]:
+        """Capture a graph for batches of this shape, and return what replays it."""
         static_inputs, static_targets = inputs.clone(), targets.clone()
         buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             for _ in range(self._NUM_WARM_UPS):
-                self._clear_gradients()
+                self._model.zero_grad(set_to_none=True)
                 self._gradients(static_inputs, static_targets)
         torch.cuda.current_stream().wait_stream(self._stream)
-        self._clear_gradients()
+        self._model.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
         # Other threads may go on calling CUDA: one that gathers batches may pin memory meanwhile.
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             self._gradients(static_inputs, static_targets)
         for buffer, before in buffers:
             buffer.copy_(before)
-        return (
-            graph,
-            static_inputs,
-            static_targets,
-            [parameter.grad for parameter in self._parameters],
-        )
+        gradients = [parameter.grad for parameter in self._parameters]
 
-    def _clear_gradients(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
+        def replay(inputs: torch.Tensor, targets: torch.Tensor) -> None:
+            static_inputs.copy_(inputs)
+            static_targets.copy_(targets)
+            graph.replay()
+            for parameter, gradient in zip(self._parameters, gradients, strict=True):
+                parameter.grad = gradient
+
+        return replay

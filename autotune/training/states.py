@@ -11,7 +11,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -75,8 +75,9 @@ class TrainingStates:
         now = time.monotonic()
         if not self._has_notice and now - self._looked_at >= _LOOK_EVERY_SECONDS:
             self._looked_at = now
-            notice = None if self.folder is None else self.folder.parent / NOTICE_FILE
-            self._has_notice = notice is not None and notice.exists()
+            self._has_notice = (
+                self.folder is not None and (self.folder.parent / NOTICE_FILE).exists()
+            )
         return self._has_notice
 
     def is_due(self, num_bytes: Callable[[], int]) -> bool:
@@ -113,7 +114,7 @@ class TrainingStates:
         """
         assert self.folder is not None, "this training keeps states"
         began, earlier = time.monotonic(), self._whole()
-        number = max((int(path.name) for path in self._numbered()), default=0) + 1
+        number = 1 + max((int(path.name) for path in self._numbered()), default=0)
         path, kept = self.folder / str(number), earlier[:_NUM_KEPT]
         try:
             with self.saving():
@@ -122,9 +123,7 @@ class TrainingStates:
         except OSError as error:
             raise DataError(f"{path}: cannot be written: {error.strerror or error}") from error
         finally:
-            for other in self._numbered():
-                if other not in kept:
-                    shutil.rmtree(other, ignore_errors=True)
+            _delete([other for other in self._numbered() if other not in kept])
             self._saved_at = time.monotonic()
             took_seconds = self._saved_at - began
             self.seconds += took_seconds
@@ -187,26 +186,26 @@ class TrainingStates:
 
     def clear(self) -> None:
         """Delete all states, such as those of a training whose times were spoilt."""
-        for path in self._numbered():
-            shutil.rmtree(path, ignore_errors=True)
+        _delete(self._numbered())
 
     def drop_newest(self) -> None:
         """Delete the newest state, which the training cannot continue from."""
-        for path in self._whole()[:1]:
-            shutil.rmtree(path, ignore_errors=True)
+        _delete(self._whole()[:1])
 
     def _whole(self) -> list[Path]:
         """The folders of states that are whole, the newest first."""
-        return [path for path in self._numbered() if _is_whole(path)]
+        # the file of a state is written last
+        return [path for path in self._numbered() if (path / STATE_FILE).is_file()]
 
     def _numbered(self) -> list[Path]:
-        paths: list[Path] = []
+        """The folders of all states, the newest first."""
         with contextlib.suppress(OSError):
             found = () if self.folder is None else self.folder.iterdir()
-            paths = [path for path in found if path.name.isdigit()]
-        return sorted(paths, key=lambda path: -int(path.name))
+            numbered = [path for path in found if path.name.isdigit()]
+            return sorted(numbered, key=lambda path: -int(path.name))
+        return []
 
 
-def _is_whole(folder: Path) -> bool:
-    """Whether a state's last file was written."""
-    return (folder / STATE_FILE).is_file()
+def _delete(states: Iterable[Path]) -> None:
+    for path in states:
+        shutil.rmtree(path, ignore_errors=True)

@@ -188,7 +188,10 @@ class Watched:
         monkeypatch.setattr(
             torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="a")
         )
-        monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: self.now))
+        clock = SimpleNamespace(
+            monotonic=lambda: self.now, clock_gettime=lambda _: self.now, CLOCK_BOOTTIME=7
+        )
+        monkeypatch.setattr(watchdog, "time", clock)
         # the process runs by another clock
         monkeypatch.setattr(watchdog, "_ran", lambda thread: None)
         self.watchdog = Watchdog(
