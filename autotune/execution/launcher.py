@@ -396,7 +396,12 @@ class _Children:
         process = self._context.Process(
             target=_serve_requests, args=(connection, others, os.getpid())
         )
-        process.start()
+        try:
+            process.start()
+        except OSError:  # too little memory, or too many processes: the client sees the end
+            logger.exception("no process can be started")
+            connection.close()
+            return
         assert process.pid is not None, "it was started"
         _lead_a_group(process.pid)
         child = _Child(process=process, connection=connection, gone=os.pidfd_open(process.pid))

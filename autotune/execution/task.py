@@ -155,7 +155,8 @@ class WorkerReport:
     that was not tried."""
     earlier: Mapping[int, Evaluation] | None = None
     """In the first report of a process, the evaluations by number that were made before the state
-    which the training continued from, none if it began; None in later reports."""
+    which the training continued from, none if it began; None in later reports, and where the
+    process failed before its first evaluation."""
     checkpoint_seconds: float = 0.0
     """Seconds that this process has spent on saving so far, which its clock does not count."""
     contention: Contention | None = None

@@ -133,7 +133,8 @@ class TaskRun:
             others = noted_contention(self._store, self._task.num_workers)
             contention = Contention.of_ranks([contention, *others])
         report = replace(report, contention=contention, checkpoint_seconds=self._states.seconds)
-        if self._has_reported:
+        # a process that failed may not have come to the state that it was to continue from
+        if self._has_reported or (report.failure is not None and report.evaluation is None):
             return report
         self._has_reported, own = True, self._states.curve.num_evaluations - 1
         numbered = dict(self._states.curve.numbered)

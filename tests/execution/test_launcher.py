@@ -3,6 +3,8 @@ anywhere, and leaves nothing behind; several train together as ranks.
 """
 
 import contextlib
+import errno
+import multiprocessing
 import os
 import pickle
 import re
@@ -22,7 +24,7 @@ import pytest
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
-from autotune.execution.launcher import Launcher, calling
+from autotune.execution.launcher import Launcher, TrainingProcess, _Children, calling
 from autotune.execution.process_group import ProcessGroup, rank_environment
 from autotune.execution.task import ProcessExited, TrialTask, WorkerReport
 from autotune.failure import Failure, FailureKind
@@ -352,6 +354,22 @@ def test_a_paused_training_goes_on_in_another_process(
     group.close()
     resumed = make_task(*overrides, state_folder=str(tmp_path / "state"), is_resumed=True)
     assert numbers([first, *reports_of(group, resumed)]) == whole
+
+
+def test_a_process_that_cannot_be_started_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(process: multiprocessing.context.ForkProcess) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(multiprocessing.context.ForkProcess, "start", start)
+    ours, theirs = multiprocessing.Pipe()
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/launcher")
+        listener.listen()
+        with contextlib.closing(ours), contextlib.closing(theirs):
+            children = _Children(theirs, listener, can_fork=True)
+            process = TrainingProcess(f"{folder}/launcher", {})
+            children._start()
+            assert isinstance(process.call("call", "os:getpid"), ProcessExited)
 
 
 def test_a_training_that_cannot_be_saved_continues(

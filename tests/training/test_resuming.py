@@ -15,6 +15,7 @@ import torch
 import autotune
 from autotune.config.schema import TrialConfig
 from autotune.errors import DataError
+from autotune.execution.task import TrialTask, WorkerReport
 from autotune.execution.task_run import TaskRun
 from autotune.files import NOTICE_FILE, STATE_FILE
 from autotune.measurement import Evaluation
@@ -220,6 +221,30 @@ def test_a_notice_saves_a_training_at_its_next_step(
     (tmp_path / NOTICE_FILE).unlink()
     states = TrainingStates(tmp_path / "run")
     assert numbers([*begun, *train(short(), states=states)]) == numbers(whole)
+
+
+def test_a_process_that_fails_before_it_has_its_state_says_nothing_of_earlier_evaluations(
+    short: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    states = tmp_path / "trial-0"
+    first = train(short(), states=TrainingStates(states, every_seconds=0))
+    next(first)
+    first.close()
+    task = make_trial_task(short(), tmp_path, state_folder=str(states), is_resumed=True)
+
+    def first_report(task: TrialTask) -> WorkerReport:
+        run = TaskRun(task)
+        report = run.next_report()
+        run.close()
+        return report
+
+    failed = first_report(replace(task, config=replace(task.config, batch_size=10**9)))
+    assert failed.failure is not None
+    assert failed.earlier is None
+    continued = first_report(task)
+    assert continued.earlier is not None
+    assert list(continued.earlier) == [0]
 
 
 @pytest.mark.parametrize(
