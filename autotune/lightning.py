@@ -129,13 +129,11 @@ class ReportCallback(Callback):
             epoch=epoch,
             state=state,
             # gathering a divided one takes all ranks, and time
-            weights=None if _is_sharded(trainer) else trainer.lightning_module.state_dict(),
+            weights=None
+            if isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy)
+            else trainer.lightning_module.state_dict(),
             write_files=write_files,
         )
-
-
-def _is_sharded(trainer: Trainer) -> bool:
-    return isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy)
 
 
 _library_fit = Trainer.fit

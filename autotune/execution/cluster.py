@@ -257,10 +257,10 @@ class RaySession:
         A Ray that is gone, or still starting, is waited for some seconds only.
         """
         self._is_over.set()
-        if self._held is not None:
-            if wait(
-                [self._held], _SHUTDOWN_SECONDS
-            ).not_done:  # what Ray does at exit would wait for the thread, or for a Ray
+        held, self._held = self._held, None
+        if held is not None:
+            # what Ray does at exit would wait for the thread, or for a Ray
+            if wait([held], _SHUTDOWN_SECONDS).not_done:
                 atexit.unregister(sys.modules["ray"].shutdown)
                 if (registry := sys.modules.get("ray.tune.registry")) is not None:
                     atexit.unregister(registry._unregister_all)  # noqa: SLF001  # no public name

@@ -133,8 +133,8 @@ def train_function(
     if last is not None and last.outcome is not None:
         yield last
         return
-    made = in_main_thread(_UserFunction, config, device, clock, checkpoint, leader.mean)
-    reports = reported_by(made.call)
+    call = in_main_thread(_prepared, config, device, clock, checkpoint, leader.mean)
+    reports = reported_by(call)
     try:
         # the other ranks are told first: this one's end may need them
         with contextlib.closing(reports), contextlib.ExitStack() as stack:
@@ -210,7 +210,7 @@ def follow_function(
         checkpoint.expire()
 
     try:
-        _UserFunction(config, device, clock, checkpoint, follower.shared).call(take)
+        _prepared(config, device, clock, checkpoint, follower.shared)(take)
         follower.end()
     except TrainingEnded:
         pass
@@ -350,89 +350,87 @@ def _function(config: TrialConfig) -> "functools.partial[Any]":
     return build_partial(config.training, config.allowed_targets, "training")
 
 
-class _UserFunction:
-    """The user's training function, ready to be called.
+def _prepared(
+    config: TrialConfig,
+    device: torch.device,
+    clock: PhaseClock,
+    checkpoint: TrainingCheckpoint,
+    mean: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+) -> Callable[[Callable[[Any], None]], None]:
+    """Import the user's training function, with the arguments that it gets.
 
     Args:
         mean: turns the values of a report with ``reduce="mean"`` into what this rank reports.
+
+    Returns:
+        Calls the function in the thread that calls this. Its argument gets each evaluation that the
+        function reports or yields, and returns when the training is to continue.
     """
+    with _imports_are_build(clock):
+        function = _function(config)
+    is_generator = inspect.isgeneratorfunction(inspect.unwrap(function.func))
+    user_clock = TrainingClock(clock)
+    offered = {
+        "config": config,
+        "seed": config.seed,
+        "device": device,
+        "clock": user_clock,
+        "checkpoint": checkpoint,
+        "devices": config.num_workers,
+    }
 
-    def __init__(
-        self,
-        config: TrialConfig,
-        device: torch.device,
-        clock: PhaseClock,
-        checkpoint: TrainingCheckpoint,
-        mean: Callable[[Mapping[str, Any]], Mapping[str, Any]],
-    ) -> None:
-        self._config, self._clock, self._checkpoint, self._mean = config, clock, checkpoint, mean
-        with _imports_are_build(clock):
-            self._function = _function(config)
-        self._user_clock, self._device = TrainingClock(clock), device
-        offered = {
-            "config": config,
-            "seed": config.seed,
-            "device": device,
-            "clock": self._user_clock,
-            "checkpoint": checkpoint,
-            "devices": config.num_workers,
-            "process_group": None,
-        }
-        self._arguments = accepted_arguments(self._function, offered)
-
-    def call(self, take: Callable[[Any], None]) -> None:
-        """Call the function in this thread; ``take`` gets each evaluation that it reports or
-        yields, and returns when the training is to continue.
-        """
-
+    def call(take: Callable[[Any], None]) -> None:
         def report(*metric: Any, **values: Any) -> None:
             """Report one evaluation; returns when the training is to continue."""
             if is_generator:
                 raise ConfigError(
-                    f"training: {_name(self._config)} yields its evaluations, so it cannot call"
-                    " report, too"
+                    f"training: {_name(config)} yields its evaluations, so it cannot call report,"
+                    " too"
                 )
             take(as_reported(metric, values))
 
-        is_generator = inspect.isgeneratorfunction(inspect.unwrap(self._function.func))
-        offered = accepted_arguments(self._function, {"report": report})
-        if self._device.index is not None:  # of this thread
-            torch.cuda.set_device(self._device)
         session = Session(
             report=report,
-            mean=self._mean,
-            clock=self._user_clock,
-            checkpoint=self._checkpoint,
-            seed=self._config.seed,
-            num_processes=self._config.num_processes,
+            mean=mean,
+            clock=user_clock,
+            checkpoint=checkpoint,
+            seed=config.seed,
+            num_processes=config.num_processes,
         )
+        if device.index is not None:  # of this thread
+            torch.cuda.set_device(device)
         with (
-            _imports_are_build(self._clock),
+            _imports_are_build(clock),
             in_session(session),
             _launched_already(session),
-            self._joined() as arguments,
+            _process_group(function) as group,
             endable(),
         ):
-            result = self._function(**arguments, **offered)
+            result = function(
+                **accepted_arguments(function, {**offered, **group, "report": report})
+            )
             if is_generator:
                 with contextlib.closing(result):
                     for evaluation in result:
                         take(evaluation)
 
-    @contextlib.contextmanager
-    def _joined(self) -> Iterator[dict[str, Any]]:
-        """Context in which the ranks have joined a process group, if the function asks for it;
-        yields the arguments that it gets.
-        """
-        if "process_group" not in self._arguments:
-            yield self._arguments
-            return
-        alone: dict[str, Any] = {"store": HashStore(), "rank": 0, "world_size": 1}
-        distributed.init_process_group(**{} if "RANK" in os.environ else alone)
-        try:
-            yield self._arguments | {"process_group": distributed.group.WORLD}
-        finally:
-            distributed.destroy_process_group()
+    return call
+
+
+@contextlib.contextmanager
+def _process_group(function: "functools.partial[Any]") -> Iterator[dict[str, Any]]:
+    """Context in which the ranks have joined a process group, if the function asks for it; yields
+    the argument that it gets.
+    """
+    if not accepted_arguments(function, {"process_group": None}):
+        yield {}
+        return
+    alone: dict[str, Any] = {"store": HashStore(), "rank": 0, "world_size": 1}
+    distributed.init_process_group(**{} if "RANK" in os.environ else alone)
+    try:
+        yield {"process_group": distributed.group.WORLD}
+    finally:
+        distributed.destroy_process_group()
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from autotune.errors import ClusterError
 from autotune.execution import cluster
 from autotune.execution.cluster import ClusterSize, RaySession, check_answers
 from autotune.execution.ray_cluster import Heartbeat
+from autotune.training.main_thread import in_thread
 
 
 def _config() -> ClusterConfig:
@@ -136,8 +137,7 @@ def test_the_program_does_not_wait_at_its_end_for_a_ray_that_is_still_starting(
     connection, started, unregistered = _connection(), threading.Event(), []
     monkeypatch.setattr(cluster, "_SHUTDOWN_SECONDS", 0.1)
     monkeypatch.setattr(atexit, "unregister", unregistered.append)
-    connection._thread = threading.Thread(target=started.wait, daemon=True)
-    connection._thread.start()
+    connection._held = in_thread("ray", started.wait)
     connection.close()
     started.set()
     assert unregistered == [ray.shutdown, registry._unregister_all]
