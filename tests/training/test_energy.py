@@ -75,10 +75,10 @@ def test_a_counter_that_wraps_around_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_gpus_counter_is_in_millijoules(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Gpu("1", millijoules=12_345_678)
+    gpu = Gpu("1-a", millijoules=12_345_678)
     Driver(monkeypatch, gpu)
     monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1")
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1-a")
     )
     meter = energy_meter(torch.device("cuda"))
     assert meter is not None
@@ -90,9 +90,9 @@ def test_a_gpus_counter_is_in_millijoules(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("cards", "message"),
     [
-        ([Gpu("1", millijoules=None)], "NVML: Not Supported"),
-        ([Gpu("2")], "NVML of GPU 1: Not Found"),
-        ([], "NVML of GPU 1: Driver Not Loaded"),
+        ([Gpu("1-a", millijoules=None)], "NVML: Not Supported"),
+        ([Gpu("2-a")], "NVML of GPU 1-a: Not Found"),
+        ([], "NVML of GPU 1-a: Driver Not Loaded"),
     ],
 )
 def test_a_driver_that_does_not_tell_is_said(
@@ -100,7 +100,7 @@ def test_a_driver_that_does_not_tell_is_said(
 ) -> None:
     Driver(monkeypatch, *cards)
     monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1")
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1-a")
     )
     assert energy_meter(torch.device("cuda")) is None
     assert energy_fault("cuda") == message
