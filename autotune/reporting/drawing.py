@@ -98,17 +98,13 @@ def runs_chart(
 
 def axis_scale(values: Sequence[float]) -> dict[str, Any]:
     """The properties of an axis for values: logarithmic if all are positive and the largest is over
-    30 times the smallest.
+    30 times the smallest, with plain round numbers at its ticks.
     """
     finite = [value for value in values if math.isfinite(value)]
     if not finite or min(finite) <= 0 or max(finite) <= 30 * min(finite):
         return {"type": "linear"}
-    return log_axis(min(finite), max(finite))
-
-
-def log_axis(low: float, high: float) -> dict[str, Any]:
-    """A logarithmic axis with plain round numbers at its ticks."""
-    factors = (1, 2, 5) if high < 30 * low else (1, 3) if high < 1000 * low else (1,)
+    low, high = min(finite), max(finite)
+    factors = (1, 3) if high < 1000 * low else (1,)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks = [factor * 10.0**power for power in powers for factor in factors]
     return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:.4g}" for tick in ticks]}

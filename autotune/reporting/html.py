@@ -27,7 +27,7 @@ from autotune.reporting.drawing import (
 )
 from autotune.reporting.study_charts import study_charts
 from autotune.reporting.study_files import METRIC_COLUMN, REPORT
-from autotune.search.importances import MIN_TRIALS, Effects, time_effects
+from autotune.search.importances import MIN_TRIALS, Importances, time_importances
 
 
 def write_study_report(folder: Path, output: Path | None = None) -> Path:
@@ -43,18 +43,19 @@ def write_study_report(folder: Path, output: Path | None = None) -> Path:
     """
     with readable(folder):
         study = read_concluded_study(folder)
-        effects = time_effects(study.recording)
-        charts = study_charts(study, effects)
-        page = _page(study, effects, charts)
+        importances = time_importances(study.recording)
+        charts = study_charts(study, importances)
+        page = _page(study, importances, charts)
     if output is None:
-        pages = [chart for name, chart in charts.items() if not name.startswith("effect-")]
-        write_charts(folder / "figures", pages)
+        write_charts(folder / "figures", charts.values())
     path = output or folder / REPORT
     replace_file(path, page.encode(errors="replace"))
     return path
 
 
-def _page(study: ConcludedStudy, effects: Effects | None, charts: Mapping[str, Chart]) -> str:
+def _page(
+    study: ConcludedStudy, importances: Importances | None, charts: Mapping[str, Chart]
+) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -86,7 +87,7 @@ def _page(study: ConcludedStudy, effects: Effects | None, charts: Mapping[str, C
         charts=charts,
         min_trials=MIN_TRIALS,
         metric_names=[name.removeprefix(METRIC_COLUMN) for name in study.metric_columns],
-        num_evaluated=None if effects is None else effects.num_trials,
+        importances=importances,
         ordered=pd.concat([study.reached, trials[trials.score.isna()]]).head(100),
         outcomes=_outcomes(study),
         errors=trials.error[trials.error != ""].value_counts().head(8),
@@ -101,8 +102,8 @@ def _page(study: ConcludedStudy, effects: Effects | None, charts: Mapping[str, C
 
 
 def _json_of(figure: go.Figure) -> str:
-    margin = {"t": 34 if figure.layout.title.text else 12}
-    return str(pio.to_json(figure.update_layout(template="none", legend_title="", margin=margin)))
+    figure.update_layout(template="none", legend_title="", margin={"t": 12})
+    return str(pio.to_json(figure))
 
 
 def _number(number: float) -> str:

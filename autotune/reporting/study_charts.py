@@ -22,14 +22,12 @@ from autotune.reporting.drawing import (
     BASELINE_COLOUR,
     Chart,
     axis_scale,
-    log_axis,
     runs_chart,
     shorten,
     target_label,
-    value_text,
 )
 from autotune.reporting.scores import counted, describe_scores
-from autotune.search.importances import Effects
+from autotune.search.importances import Importances
 
 _MAX_CURVE_POINTS = 20_000
 """Points of all learning curves together, so that the page stays small."""
@@ -39,7 +37,7 @@ COLOURS = {
     str(outcome): "#8C6BB1" if outcome.traits.colour == "#000000" else outcome.traits.colour
     for outcome in Outcome
 }
-_PART_COLOURS = ["#009E73", "#0072B2", "#E69F00"]
+_QUANTITY_COLOURS = ["#009E73", "#0072B2", "#E69F00"]
 """Colours of the time to target, the steps to target and the seconds a step."""
 _PHASE_COLOURS = {
     "prepare": "#E69F00",
@@ -49,13 +47,13 @@ _PHASE_COLOURS = {
 }
 
 
-def study_charts(study: ConcludedStudy, effects: Effects | None) -> dict[str, Chart]:
+def study_charts(study: ConcludedStudy, importances: Importances | None) -> dict[str, Chart]:
     """The charts of a concluded study, by name; those that would be empty are left out."""
     found = (
         _confirmation_chart(study),
         _search_chart(study),
         _curves_chart(study),
-        *(_effect_charts(effects) if effects is not None else ()),
+        None if importances is None else _importance_chart(importances),
         _phases_chart(study),
         _front_chart(study.front),
     )
@@ -207,93 +205,27 @@ def _metric_range(metrics: Sequence[float], always_shown: Sequence[float]) -> li
     return [low - margin, high + margin]
 
 
-def _effect_charts(effects: Effects) -> list[Chart]:
+def _importance_chart(importances: Importances) -> Chart:
     """The share of each parameter in the variance of time to target, steps to target and seconds a
-    step; then for each of the most important parameters what its values do to the last two.
+    step.
     """
-    shares, factors = _labelled(effects.shares), _labelled(effects.factors)
-    whole = shares[shares.quantity == shares.quantity[0]]
-    names = [*whole.label[:16]]
+    shares = importances.shares.head(16)
+    words = ", ".join(f"{name} {share:.0%}" for name, share in shares.iloc[:4, 0].items())
+    description = f"Importance of each parameter; of {shares.columns[0]}: {words}."
     figure = px.bar(
-        shares[shares.label.isin(names)],
-        x="middle",
-        y="label",
-        color="quantity",
-        error_x="above",
-        error_x_minus="below",
+        shares.rename(
+            index=lambda name: "/<br>".join(map(escape, name.rsplit("/", 1))), columns=escape
+        ),
         orientation="h",
         barmode="group",
-        color_discrete_sequence=_PART_COLOURS,
+        color_discrete_sequence=_QUANTITY_COLOURS,
     )
     figure.update_traces(hovertemplate="%{y}: %{x:.0%}<extra></extra>")
     figure.update_layout(bargap=0.25)
     figure.update_yaxes(autorange="reversed", showgrid=False, title="")
     figure.update_xaxes(title="Share of the variance", tickformat=".0%", rangemode="tozero")
-    words = ", ".join(f"{row.parameter} {row.middle:.0%}" for row in whole.head(4).itertuples())
-    description = f"Importance of each parameter; of {effects.shares.quantity[0]}: {words}."
-    charts = [
-        Chart(
-            name="importance",
-            description=description,
-            figure=figure,
-            height=130 + 44 * len(names),
-        )
-    ]
-    matters = whole[whole.high >= 0.01].head(12)
-    factors = factors[
-        (factors.quantity != whole.quantity[0]) & factors.parameter.isin(matters.parameter)
-    ]
-    low, high = factors.low.min() / 1.1, factors.high.max() * 1.1
-    for index, row in enumerate(matters.itertuples()):
-        figure = _effect_figure(factors[factors.parameter == row.parameter])
-        figure.update_yaxes(title="times the average", **log_axis(low, high))
-        figure.update_yaxes(range=[math.log10(low), math.log10(high)])
-        figure.update_layout(title={"text": escape(shorten(row.parameter, 38))})
-        description = f"What each value of {row.parameter} does to steps and to seconds a step."
-        charts.append(
-            Chart(name=f"effect-{index}", description=description, figure=figure, height=260)
-        )
-    return charts
-
-
-def _labelled(estimates: pd.DataFrame) -> pd.DataFrame:
-    """Estimates with whiskers, and texts as Plotly shows them."""
-    return estimates.assign(
-        above=estimates.high - estimates.middle,
-        below=estimates.middle - estimates.low,
-        quantity=estimates.quantity.map(escape),
-        label=["/<br>".join(map(escape, name.rsplit("/", 1))) for name in estimates.parameter],
-    )
-
-
-def _effect_figure(factors: pd.DataFrame) -> go.Figure:
-    values = factors.value.drop_duplicates().tolist()
-    is_number = all(type(value) in (int, float) for value in values)
-    if is_number:
-        factors = factors.astype({"value": float}).sort_values("value")
-    else:
-        factors = factors.assign(
-            value=[escape(shorten(value_text(value), 16)) for value in factors.value]
-        )
-    figure = (px.line if is_number else px.scatter)(
-        factors,
-        x="value",
-        y="middle",
-        color="quantity",
-        error_y="above",
-        error_y_minus="below",
-        color_discrete_sequence=_PART_COLOURS[1:],
-    )
-    figure.update_traces(
-        showlegend=False,
-        mode="lines+markers" if is_number else "markers",
-        marker_size=8,
-        hovertemplate="%{x}: %{y:.3g} times the average<extra></extra>",
-    )
-    axis = axis_scale(values) if is_number else {"type": "category"}
-    if axis["type"] == "log" and all(float(value).is_integer() for value in values):
-        axis |= {"tickvals": values, "ticktext": values}
-    return figure.update_xaxes(title="", **axis)
+    height = 130 + 44 * len(shares)
+    return Chart(name="importance", description=description, figure=figure, height=height)
 
 
 def _front_chart(front: pd.DataFrame | None) -> Chart | None:
