@@ -1,25 +1,23 @@
-"""Say where the time of a training step goes, and what to try: ``autotune profile
-experiment=NAME``.
+"""Say where the time of a training step goes: ``autotune profile experiment=NAME``.
 
-Writes a Chrome trace and the measurements as JSON into a new folder. Exit code 0; 2: bad
-input.
+Writes a Chrome trace into a new folder. Exit code 0; 2: bad input.
 """
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+
+from rich.console import Console
 
 from autotune.config.command_keys import own_key, own_keys_help, read_own_keys
 from autotune.config.command_line import composer_of, parse_command_line, print_config, run_main
 from autotune.config.experiments import dated_name, names_experiment, require_experiment
 from autotune.errors import ExecutionError
 from autotune.remote import user_path
-from autotune.reporting.study_files import write_json
-from autotune.reporting.terminal import output_console
 from autotune.training.capabilities import cpus_per_worker
 from autotune.training.sources import train_missing_sources
 
-_PURPOSE = "Say where the time of a training step goes, and which settings to try."
+_PURPOSE = "Say where the time of a training step goes."
 _OTHER_KEYS = "and any key of the configuration, as for autotune train. Files go to study.folder."
 
 
@@ -47,21 +45,20 @@ def profile_command(arguments: Sequence[str]) -> int:
     composed = composer.compose()
     config, experiment = composed.trial, composed.choices["experiment"]
     train_missing_sources(composer, lambda line: print(line, flush=True))
-    folder = user_path(composed.config.study.folder) / dated_name(f"profile-{experiment}")
+    study_folder = user_path(composed.config.study.folder)
+    trace = study_folder / dated_name(f"profile-{experiment}") / "trace.json"
     # set before torch is imported, whose profiler otherwise logs each start and stop
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    from autotune.reporting.profile import print_profile  # noqa: PLC0415  # imports torch
     from autotune.training import device, profiling  # noqa: PLC0415  # import torch
 
+    num_threads = cpus_per_worker(config, composed.config.cluster, device.local_capabilities())
     try:
         profile = profiling.profile_training(
             config,
-            folder / "trace.json",
+            trace,
             num_profiled=own.num_steps,
             progress=own.progress,
-            num_threads=cpus_per_worker(
-                config, composed.config.cluster, device.local_capabilities()
-            ),
+            num_threads=num_threads,
         )
     except Exception as error:
         if not device.is_out_of_memory(error):
@@ -70,14 +67,14 @@ def profile_command(arguments: Sequence[str]) -> int:
             "out of memory; runtime.activation_checkpointing=true, a runtime.micro_batch_size= or a"
             " smaller batch_size= need less"
         ) from error
-    title = f"{experiment} · {own.num_steps} steps of {profile.batch_size} samples"
-    write_json(
-        folder / "profile.json",
-        {"experiment": experiment, "overrides": overrides, **asdict(profile)},
+    Console(highlight=False).out(
+        f"{experiment} · {own.num_steps} steps of {profile.batch_size} samples\n"
+        f"  step    {1e3 * profile.step_seconds:.4g} ms,"
+        f" {profile.batch_size / profile.step_seconds:,.0f} samples/s\n"
+        f"  memory  {profile.peak_memory_bytes / 2**20:,.0f} MiB at its peak\n"
+        f"{profile.table}"
+        f"trace {trace} (open it at https://ui.perfetto.dev or chrome://tracing)"
     )
-    trace = f"{folder / 'trace.json'} (open it at https://ui.perfetto.dev or chrome://tracing)"
-    files = {"trace": trace, "numbers": str(folder / "profile.json")}
-    print_profile(output_console(), profile, title=title, files=files)
     return 0
 
 

@@ -36,27 +36,15 @@ def test_a_profile_is_printed_and_kept(
     assert profile_command([*toy, "num_steps=3", "progress=0.5", "runtime.micro_batch_size=8"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "cnn · 3 steps of 16 samples"
-    shares = [
-        float(line.split()[-1].rstrip("%"))
-        for line in said
-        if re.match(r"(data|augm|forw|backw|optim|Python)", line)
-    ]
-    assert len(shares) == 6
-    assert sum(shares) == pytest.approx(100, abs=0.5)
-    assert any(line.startswith("advice  ") for line in said)
+    rows = {line.split()[0]: line.split() for line in said[3:] if line.strip()}
+    parts = ("data", "augmentation", "forward", "backward", "optimizer")
+    # the number of calls: two micro-batches a step
+    assert [rows[part][-1] for part in parts] == ["3", "3", "6", "6", "3"]
     (folder,) = (tmp_path / "profiles").iterdir()
     assert re.fullmatch(r"profile-cnn-\d{8}-\d{6}", folder.name)
-    assert {each.name for each in folder.iterdir()} == {"trace.json", "profile.json"}
-    assert (
-        said[-2]
-        == f"trace   {folder}/trace.json (open it at https://ui.perfetto.dev or chrome://tracing)"
-    )
-    kept = json.loads((folder / "profile.json").read_text())
-    assert kept["experiment"] == "cnn"
-    assert "runtime.micro_batch_size=8" in kept["overrides"]
-    assert kept["num_steps"] == 3
-    assert sum(kept["host_seconds"].values()) == pytest.approx(kept["step_seconds"])
-    assert json.loads((folder / "trace.json").read_text())["traceEvents"]
+    trace = folder / "trace.json"
+    assert said[-1] == f"trace {trace} (open it at https://ui.perfetto.dev or chrome://tracing)"
+    assert json.loads(trace.read_text())["traceEvents"]
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ COMMANDS = {
     "tune": ("autotune.tune_study", "find the fastest configuration; the word may be left out"),
     "train": ("autotune.train", "train one configuration"),
     "compare": ("autotune.compare", "compare configurations, also on more workers"),
-    "profile": ("autotune.profile", "say where a step's time goes, and which key to try"),
+    "profile": ("autotune.profile", "say where a step's time goes"),
     "diagnose": ("autotune.diagnose", "say what this machine is, gives and cannot run"),
     "export": ("autotune.export", "write what a study found as an experiment"),
     "report": ("autotune.export", "write the HTML report of a study"),
