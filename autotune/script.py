@@ -31,7 +31,6 @@ import time
 import warnings
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,12 +43,12 @@ from autotune.errors import (
     DataError,
     DivergedError,
     FileError,
-    StateError,
     TimedOutError,
     last_exception,
 )
 from autotune.failure import FailureKind, ProcessFailedError, kind_of_exit, kind_of_text
 from autotune.files import replace_file
+from autotune.measurement import Evaluation
 from autotune.session import (
     ADDRESS,
     NUM_DEVICES,
@@ -91,9 +90,6 @@ _KEEP_SECONDS = 3000.0
 watchdog ends what saves."""
 _ARRIVE_SECONDS = 5.0
 """Seconds within which the other ranks of a script make their report after the first one's."""
-_SIGTERM_FILE = "ended_by_sigterm.json"
-"""File among those of a paused training which says that its command was ended by SIGTERM, and how
-far it had come."""
 _NOT_PAUSABLE = ".ended_by_sigterm_without_a_state"
 """File beside the trials' folders once a command could not go on after it was ended by SIGTERM."""
 _LIGHTNING = (b"lightning.pytorch", b"pytorch_lightning")
@@ -193,12 +189,8 @@ def run(
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     with scratch as folder, channel, reserved_port() as port:
         channel.bind(f"{folder}/session")
-        earlier = _reached_before_sigterm(checkpoint.files)
-        if earlier is not None:
-            checkpoint.load()
-            clock.count(train=earlier["seconds"])
         own = {"MASTER_PORT": str(port.getsockname()[1])}
-        if earlier is None and checkpoint.files is not None:
+        if checkpoint.files is not None:
             own[STATE] = str(checkpoint.files)
         script = _Script(parts, channel, config, own)
         try:
@@ -207,67 +199,42 @@ def run(
                     case {"report": reported, "rank": 0}:
                         suspended = script.running()
                         _each(suspended, psutil.Process.suspend)
-                        _check_goes_on(reported, earlier)
-                        earlier = None
+                        _check_goes_on(reported, checkpoint.ended_at)
+                        checkpoint.ended_at = None
                         if message.get("is_fresh"):
                             checkpoint.save({}, write_files=script.keep)
                         elif (has_folder or own_files()) and script.handles_sigterm():
-                            end_there = partial(script.end_by_sigterm, reported)
-                            checkpoint.save({}, write_files=end_there)
-                            checkpoint.is_kept_by_ending = True
+                            checkpoint.save({})
+                            checkpoint.end = script.end_by_sigterm
                         report(**reported)
                         _each(suspended, psutil.Process.resume)
                         script.go_on()
-                    case {"enter": _, "rank": 0} | {"leave": _, "rank": 0}:
-                        _change_phase(message, clock, phases)
+                    case {"enter": phase, "rank": 0}:
+                        within = clock.building() if phase == "build" else clock.evaluating()
+                        within.__enter__()
+                        phases.append(within)
+                    case {"leave": _, "rank": 0}:
+                        phases.pop().__exit__(None, None, None)
                     case {"loaded": 0}:
                         checkpoint.load()
                     case {"unreported": _} if not checkpoint.is_resumed:
                         script.check_in_time(clock.train_seconds)
                     case {"imported": seconds}:
-                        is_first = earlier is None and not checkpoint.is_resumed
-                        clock.count(train=-seconds, build=seconds if is_first else 0.0)
+                        build_seconds = 0.0 if checkpoint.is_resumed else seconds
+                        clock.count(train=-seconds, build=build_seconds)
             script.check_exit_code(is_resumed=checkpoint.is_resumed)
         finally:
             script.end()
 
 
-def _change_phase(
-    message: Mapping[str, Any],
-    clock: "TrainingClock",
-    phases: list[contextlib.AbstractContextManager[None]],
-) -> None:
-    """Enter the phase that a script has entered, or leave the last one."""
-    if "leave" in message:
-        phases.pop().__exit__(None, None, None)
-        return
-    phases.append(clock.building() if message["enter"] == "build" else clock.evaluating())
-    phases[-1].__enter__()
-
-
 run.autotune_check = check  # type: ignore[attr-defined]  # called before the first trial
 
 
-def _reached_before_sigterm(files: Path | None) -> dict[str, float] | None:
-    """How far a command had come when it was paused by SIGTERM; None if it was not."""
-    if files is None or not (files / _SIGTERM_FILE).is_file():
-        return None
-    return dict(json.loads((files / _SIGTERM_FILE).read_text(encoding="utf-8")))
-
-
-def _check_goes_on(reported: Mapping[str, Any], earlier: Mapping[str, float] | None) -> None:
-    """Check that a command goes on where it was ended by SIGTERM.
-
-    Raises:
-        StateError: it began anew; it is not paused again.
-    """
+def _check_goes_on(reported: Mapping[str, Any], ended_at: Evaluation | None) -> None:
+    """Check that a command goes on where it was ended by SIGTERM, or else is not paused again."""
     for name in ("epoch", "step"):
-        if earlier and name in earlier and reported.get(name, math.inf) <= earlier[name]:
+        if ended_at is not None and reported.get(name, math.inf) <= getattr(ended_at, name):
             _cannot_be_paused()
-            raise StateError(
-                f"training: the command was ended by SIGTERM after {name} {earlier[name]:g}, and"
-                f" began anew at {reported[name]:g}; load what it saves into {{trial_folder}}"
-            )
 
 
 def _cannot_be_paused() -> None:
@@ -491,12 +458,11 @@ class _Script:
         trainers = _trainers(self.running())
         return bool(trainers) and all(map(_catches_sigterm, trainers))
 
-    def end_by_sigterm(self, reported: Mapping[str, Any], folder: Path) -> None:
+    def end_by_sigterm(self) -> float:
         """Have the script save into the trial's folder, and end, by SIGTERM.
 
-        Args:
-            reported: its last report.
-            folder: gets what tells that.
+        Returns:
+            The seconds that it trained until it had saved.
 
         Raises:
             DataError: it does not end, or has saved nothing; it is not paused again.
@@ -522,11 +488,9 @@ class _Script:
             raise DataError(
                 "training: the command handles SIGTERM, and saved nothing in its folder"
             )
-        reached = {name: reported[name] for name in ("epoch", "step") if name in reported}
         # it trains until it saves; processes, and launchers, take seconds to end
         saved_at = max(path.stat().st_mtime for path in saved)
-        reached["seconds"] = min(max(saved_at - began_at, 0.0), time.monotonic() - began)
-        replace_file(folder / _SIGTERM_FILE, json.dumps(reached))
+        return min(max(saved_at - began_at, 0.0), time.monotonic() - began)
 
     def _receive(self, until: float) -> Mapping[str, Any] | None:
         """The next message on the channel; None if there is none in time."""

@@ -18,6 +18,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -447,8 +448,9 @@ class _Client:
         return folder
 
 
-class _ScriptCheckpoint(Checkpoint):
-    """The checkpoint of a script, whose own process writes and reads it.
+class _ScriptCheckpoint:
+    """The checkpoint of a script, whose own process writes and reads it: a ``TrainingCheckpoint``,
+    made at the first use, since it imports torch.
 
     Args:
         on_load: called when the state is loaded.
@@ -456,49 +458,37 @@ class _ScriptCheckpoint(Checkpoint):
 
     def __init__(self, on_load: Callable[[], None]) -> None:
         self._on_load = on_load
-        self._kept: Any = None
-        """What does the work, made at the first use: it imports torch."""
 
-    def load(self, objects: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        return dict(self._made().load(objects))
-
-    def save(self, state: Mapping[str, Any] | None, **more: Any) -> None:
-        self._made().save(state, **more)
-
-    @property
-    def files(self) -> Path | None:
-        files: Path | None = self._made().files
-        return files
-
-    @property
-    def is_loaded(self) -> bool:
-        return bool(self._made().is_loaded)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._made, name)
 
     @property
     def is_fresh(self) -> bool:
-        return self._kept is not None and bool(self._kept.is_fresh)
+        return self._is_used and bool(self._made.is_fresh)
 
     def expire(self) -> None:
         """Forget what was saved, because the training goes on."""
-        if self._kept is not None:
-            self._kept.expire()
+        if self._is_used:
+            self._made.expire()
 
     def write(self, folder: Path, rank: int) -> str:
         """Write this process's part of the training's state; an error as a text, "" for none."""
-        if self._kept is None:
-            return ""
         try:
-            self._kept.write_values(folder)
+            if self._is_used:
+                self._made.write_values(folder)
         except Exception as error:  # noqa: BLE001  # the process that decides raises it
             return f"rank {rank}: {' '.join(str(error).split())}"
         return ""
 
+    @property
+    def _is_used(self) -> bool:
+        return "_made" in vars(self)
+
+    @cached_property
     def _made(self) -> Any:
-        if self._kept is None:
-            make = pkgutil.resolve_name("autotune.training.checkpoint:script_checkpoint")
-            folder = os.environ.get(STATE)
-            self._kept = make(folder and Path(folder), rank_of(os.environ), self._on_load)
-        return self._kept
+        make = pkgutil.resolve_name("autotune.training.checkpoint:script_checkpoint")
+        folder = os.environ.get(STATE)
+        return make(folder and Path(folder), rank_of(os.environ), self._on_load)
 
 
 def report(*metric: Any, reduce: str | None = None, **values: Any) -> None:

@@ -1,7 +1,6 @@
 """Trainings that are commands: each a process that reports through autotune or by lines of JSON."""
 
 import contextlib
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +14,10 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, DataError, DivergedError, TimedOutError
 from autotune.failure import FailureKind, ProcessFailedError
 from autotune.files import make_folder
-from autotune.measurement import Target
+from autotune.measurement import Phase, PhaseClock, Target
 from autotune.outcome import Outcome
 from autotune.session import TrialInfo, in_trial, is_pausable
+from autotune.training.checkpoint import read_state
 from autotune.training.run import check_training, start_training
 from autotune.training.states import TrainingStates
 from tests.support.patience import wait_until
@@ -338,16 +338,16 @@ while epoch < last and not sys.argv[5:]:
 
 
 @pytest.mark.parametrize(
-    ("handler", "error"),
+    ("handler", "is_saved", "error"),
     [
-        ("(state.write_text(str(epoch)), time.sleep(3), sys.exit(3))", None),
-        ("(state.write_text(str(epoch)), sys.argv.append('to the end'))", None),
-        ("(state.with_name('log').touch(), sys.exit())", "began anew at 1"),
-        ("sys.exit()", "saved nothing in its folder"),
+        ("(state.write_text(str(epoch)), time.sleep(3), sys.exit(3))", True, None),
+        ("(state.write_text(str(epoch)), sys.argv.append('to the end'))", True, None),
+        ("(state.with_name('log').touch(), sys.exit())", False, None),
+        ("sys.exit()", False, "saved nothing in its folder"),
     ],
 )
 def test_a_script_that_handles_sigterm_is_paused_by_it(
-    own: MakeConfig, tmp_path: Path, handler: str, error: str | None
+    own: MakeConfig, tmp_path: Path, handler: str, is_saved: bool, error: str | None
 ) -> None:
     config = own(
         HANDLING.replace("HANDLER", handler),
@@ -373,16 +373,20 @@ def test_a_script_that_handles_sigterm_is_paused_by_it(
     with pytest.raises(DataError, match=error) if error else contextlib.nullcontext():
         begun = curve(2)
         assert begun == [(1, 0.25), (2, 0.5)]
-        (told,) = paused.rglob("ended_by_sigterm.json")
+    if is_saved:
+        state = read_state(paused / "1")
         # what still ends after it has saved does not train
-        assert json.loads(told.read_text())["seconds"] < 3
+        saved = PhaseClock()
+        saved.restore(state["clock"])
+        assert saved.seconds(Phase.TRAIN) - state["curve"][1]["train_seconds"] < 3
         assert begun + curve(9) == [(1, 0.25), (2, 0.5), (3, 0.75), (4, 1)]
-    if error:  # only once, since no trial of this command can go on
-        evaluations = start_training(config)
-        with in_trial(TrialInfo(number=3, name="trial-3", folder=folder, seed=7)):
-            next(evaluations)
-            assert not is_pausable()
-            evaluations.close()
+        return
+    # only once, since no trial of this command can go on
+    evaluations = start_training(config, states=TrainingStates(paused))
+    with in_trial(TrialInfo(number=3, name="trial-3", folder=folder, seed=7)):
+        assert next(evaluations).epoch == 1
+        assert not is_pausable()
+        evaluations.close()
 
 
 def test_a_script_that_dies_while_it_saves_is_not_waited_for(

@@ -332,9 +332,11 @@ class TrainingCheckpoint(Checkpoint):
         self._write_files: Callable[[Path], object] | None = None
         self.is_resumed = False
         """Whether the training was begun by an earlier process."""
-        self.is_kept_by_ending = False
-        """Whether writing what was saved ends the training, as of a command that saves where it is
-        ended by SIGTERM."""
+        self.end: Callable[[], float] | None = None
+        """Ends a command, which then saves into its trial's folder, and returns the seconds that it
+        trained until it had; None for a training that is saved as it goes on."""
+        self.ended_at: Evaluation | None = None
+        """The last evaluation before the training was ended so."""
 
     def load(self, objects: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """See ``Checkpoint.load``.
@@ -400,7 +402,7 @@ class TrainingCheckpoint(Checkpoint):
     def expire(self) -> None:
         """Forget what was saved, because the training goes on."""
         self._state = self._weights = self._write_files = None
-        self.is_kept_by_ending = False
+        self.end = None
 
     def check(self) -> None:
         """Check that what was saved can be written.

@@ -155,7 +155,7 @@ def train_function(
                 states.evaluated(evaluation)
                 saver.save_if_due()
                 while (yield evaluation):
-                    save = states.save if checkpoint.is_kept_by_ending else states.try_to_save
+                    save = states.save if checkpoint.end is not None else states.try_to_save
                     save(saver.write)
                 if evaluation.outcome is not None:
                     if weights_path is not None:
@@ -272,6 +272,8 @@ class _Saver:
             lambda: clock.enter(Phase.TRAIN),
         )
         self.checkpoint.is_resumed = state is not None
+        if state is not None and state.get("is_ended"):
+            self.checkpoint.ended_at = states.curve.last
         if not self._has_state:
             clock.enter(Phase.TRAIN)
 
@@ -299,8 +301,8 @@ class _Saver:
         """Save the training at its last evaluation, if that is due, and it can be."""
         states, checkpoint = self._states, self.checkpoint
         if checkpoint.is_fresh:  # one that ends may continue from what it wrote since then
-            self._has_state = not checkpoint.is_kept_by_ending
-        may_go_on = not checkpoint.is_kept_by_ending or states.has_notice
+            self._has_state = checkpoint.end is None
+        may_go_on = checkpoint.end is None or states.has_notice
         is_due = states.is_due(checkpoint.num_bytes)
         if is_due and may_go_on and is_pausable(self._leader.can_keep):
             states.try_to_save(self.write)
@@ -309,8 +311,16 @@ class _Saver:
             states.try_to_save(functools.partial(save_state, state=contents))
 
     def write(self, folder: Path) -> None:
-        """Write the training's state into a new folder."""
-        self._leader.together(str(make_folder(folder)), lambda: self.checkpoint.write_part(folder))
+        """Write the training's state into a new folder: of one that saves where it is ended, its
+        evaluations.
+        """
+        make_folder(folder)
+        if (end := self.checkpoint.end) is not None:
+            self._clock.add(Phase.TRAIN, end(), 0.0)
+            contents = self._states.contents(self._config, self._clock)
+            save_state(folder, {**contents, "is_ended": True})
+            return
+        self._leader.together(str(folder), lambda: self.checkpoint.write_part(folder))
         self.checkpoint.write(folder, self._states.contents(self._config, self._clock))
 
 
