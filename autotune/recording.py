@@ -47,10 +47,7 @@ from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.space import (
     Choice,
-    Float,
-    Int,
     Parameter,
-    PowerOfTwo,
     SearchSpace,
     Suggestion,
     override_text,
@@ -109,16 +106,12 @@ class RecordedTrial:
         """
         if self.ends:
             return self.ends.index(Outcome.REACHED) if Outcome.REACHED in self.ends else None
-        curve = enumerate(zip(self.train_seconds, self.metrics, strict=True))
-        limit = target.max_train_seconds
-        return next(
-            (
-                index
-                for index, (seconds, metric) in curve
-                if target.reached_by(metric) and seconds <= limit
-            ),
-            None,
-        )
+        for index, (seconds, metric) in enumerate(
+            zip(self.train_seconds, self.metrics, strict=True)
+        ):
+            if target.reached_by(metric) and seconds <= target.max_train_seconds:
+                return index
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,10 +285,7 @@ def _recorded_value(parameter: Parameter, found: Any, where: str) -> Any:
             # it may stand in a column of texts, as where a trial has 1 and another 1.0
             number = float(found) if isinstance(found, str) else found
         if math.isfinite(number):
-            value = min(max(number, parameter.low), parameter.high)
-            if isinstance(parameter, Float):
-                return float(value)
-            return int(value) if isinstance(parameter, Int | PowerOfTwo) else value
+            return parameter.kind(min(max(number, parameter.low), parameter.high))
     raise DataError(f"{where}: found {short(found)}, it must be a value of the space")
 
 

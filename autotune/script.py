@@ -14,6 +14,7 @@ training, unless it calls ``autotune.building`` and ``autotune.evaluating``.
 
 import contextlib
 import inspect
+import io
 import json
 import math
 import os
@@ -611,32 +612,30 @@ class _Stdout:
     """
 
     def __init__(self, *, tells_writers: bool) -> None:
-        self._socket: socket.socket | None = None
+        self._source: socket.socket | io.FileIO
         if tells_writers:
-            self._socket, theirs = socket.socketpair()
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            self._ours, self.theirs = self._socket.fileno(), theirs.detach()
+            self._source, theirs = socket.socketpair()
+            self._source.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            self.theirs = theirs.detach()
         else:
-            self._ours, self.theirs = os.pipe()
+            ours, self.theirs = os.pipe()
+            self._source = io.FileIO(ours)
         self._ranks: dict[int | None, int] = {None: 0}
         """The ranks of the processes that have written."""
 
     def fileno(self) -> int:
         """The file descriptor that is read."""
-        return self._ours
+        return self._source.fileno()
 
     def close(self) -> None:
         """Read no more."""
-        if self._socket is None:
-            os.close(self._ours)
-        else:
-            self._socket.close()
+        self._source.close()
 
     def read(self) -> tuple[int | None, bytes]:
         """The next piece of output, and the process that wrote it, None where that is not known."""
-        if self._socket is None:
-            return None, os.read(self._ours, _MAX_BYTES)
-        read, told, *_ = self._socket.recvmsg(_MAX_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
+        if isinstance(self._source, io.FileIO):
+            return None, os.read(self.fileno(), _MAX_BYTES)
+        read, told, *_ = self._source.recvmsg(_MAX_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
         writer = _CREDENTIALS.unpack(told[0][2])[0] if read and told else None
         if writer is not None and writer not in self._ranks:  # now, while it runs
             self._ranks[writer] = rank_of(environment_of(writer))

@@ -6,6 +6,7 @@ are Optuna's distributions. This module does not know how a point is proposed or
 anything with Optuna's ``suggest_*`` methods, and a point is passed on as Hydra overrides.
 """
 
+import json
 import math
 import re
 import warnings
@@ -16,14 +17,19 @@ from inspect import signature
 from types import MappingProxyType
 from typing import Any, Self, TypeAlias
 
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 
 from autotune.errors import SearchSpaceError
 
 Scalar: TypeAlias = bool | int | float | str | None
 
 
-class _Range:
+class _Number(BaseDistribution):
     """What numeric parameters have in common.
 
     With a step, ``high`` is on the grid that starts at ``low``.
@@ -31,36 +37,7 @@ class _Range:
 
     low: Any
     high: Any
-
-    def _contains_number(self, value: Any) -> bool:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return is_number and self.low <= value <= self.high
-
-
-class Float(_Range, FloatDistribution):
-    """A parameter that is a real number in [low, high], both included."""
-
-    def suggest(self, trial: Any, name: str) -> float:
-        """Ask the trial's sampler for a value of the parameter."""
-        return float(trial.suggest_float(name, self.low, self.high, step=self.step, log=self.log))
-
-    def as_param(self, value: Any, name: str = "") -> dict[str, Any] | None:
-        """The sampler's parameter that stands for ``value``: its number, by its name.
-
-        None if the value is not in the range.
-        """
-        if not self._contains_number(value):
-            return None
-        steps = 0.0 if self.step is None else (value - self.low) / self.step
-        return {name: float(value)} if abs(steps - round(steps)) <= 1e-8 else None
-
-
-class Int(_Range, IntDistribution):
-    """A parameter that is a whole number in [low, high], both included."""
-
-    def suggest(self, trial: Any, name: str) -> int:
-        """Ask the trial's sampler for a value of the parameter."""
-        return int(trial.suggest_int(name, self.low, self.high, step=self.step, log=self.log))
+    kind: type[float]
 
     def as_param(self, value: Any, name: str = "") -> dict[str, Any] | None:
         """The sampler's parameter that stands for ``value``: its number, by its name.
@@ -70,11 +47,31 @@ class Int(_Range, IntDistribution):
         A float that is a whole number counts as an int: a config key of type float holds 20 as
         20.0.
         """
-        is_on_grid = self._contains_number(value) and (value - self.low) % self.step == 0
-        return {name: int(value)} if is_on_grid else None
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return {name: self.kind(value)} if is_number and self._contains(value) else None
 
 
-class PowerOfTwo(_Range, IntDistribution):
+class Float(_Number, FloatDistribution):
+    """A parameter that is a real number in [low, high], both included."""
+
+    kind = float
+
+    def suggest(self, trial: Any, name: str) -> float:
+        """Ask the trial's sampler for a value of the parameter."""
+        return float(trial.suggest_float(name, self.low, self.high, step=self.step, log=self.log))
+
+
+class Int(_Number, IntDistribution):
+    """A parameter that is a whole number in [low, high], both included."""
+
+    kind = int
+
+    def suggest(self, trial: Any, name: str) -> int:
+        """Ask the trial's sampler for a value of the parameter."""
+        return int(trial.suggest_int(name, self.low, self.high, step=self.step, log=self.log))
+
+
+class PowerOfTwo(Int):
     """A parameter that is a power of two in [low, high], both included and both powers of two.
 
     The sampler sees the exponent under the name ``log2(<key>)``, so neighbouring values differ by a
@@ -100,12 +97,13 @@ class PowerOfTwo(_Range, IntDistribution):
 
         None if the value is not in the range.
         """
-        if not self._contains_number(value) or isinstance(value, float) or value & (value - 1):
+        is_inside = super().as_param(value) is not None and not isinstance(value, float)
+        if not is_inside or value & (value - 1):
             return None
         return {_log2_name(name): value.bit_length() - 1}
 
 
-_RANGES: dict[str, type[Float] | type[Int] | type[PowerOfTwo]] = {
+_RANGES: dict[str, type[Float] | type[Int]] = {
     "float": Float,
     "int": Int,
     "power_of_two": PowerOfTwo,
@@ -199,7 +197,7 @@ class Choice:
         return {override_text(value): index for index, (value, _) in enumerate(self.options)}
 
 
-Parameter: TypeAlias = Float | Int | PowerOfTwo | Choice
+Parameter: TypeAlias = Float | Int | Choice
 
 
 @dataclass(frozen=True, eq=False)
@@ -505,14 +503,10 @@ def short(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def override_text(value: Any) -> str:  # noqa: PLR0911  # one line for each type
+def override_text(value: Any) -> str:
     """Text of a value in Hydra's override grammar, which parses back to the same value and type."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
+    if value is None or isinstance(value, int):
+        return json.dumps(value)
     if isinstance(value, float):
         return repr(float(value))
     if isinstance(value, str):
@@ -521,7 +515,7 @@ def override_text(value: Any) -> str:  # noqa: PLR0911  # one line for each type
         items = (f"{_string_text(str(key))}:{override_text(item)}" for key, item in value.items())
         return f"{{{','.join(items)}}}"
     if isinstance(value, Sequence):
-        return "[" + ",".join(override_text(item) for item in value) + "]"
+        return f"[{','.join(map(override_text, value))}]"
     raise TypeError(f"{value!r} cannot be written as an override; use scalars, lists and mappings")
 
 

@@ -122,20 +122,8 @@ def parse_command_line(
     parser.add_argument(
         "--resolve", action="store_true", help="with --cfg: interpolations resolved"
     )
-    parser.add_argument(
-        "--multirun",
-        "-m",
-        action="store_true",
-        help="taken for Hydra's sake: sweeps are read without it",
-    )
     parser.add_argument("--version", action="version", version=f"autotune {_version()}")
     parsed = parser.parse_intermixed_args(list(arguments))
-    if parsed.multirun:
-        print(
-            "autotune: --multirun is not needed: sweeps are read without it, as the search space of"
-            " one study",
-            file=sys.stderr,
-        )
     return CommandLine(
         overrides=tuple(parsed.overrides),
         config_dirs=tuple(parsed.config_dir),
@@ -211,11 +199,10 @@ def run_main(command: Callable[[Sequence[str]], int]) -> NoReturn:
         signal.signal(number, signal.SIG_DFL)  # in a process that was forked
         signal.raise_signal(number)
 
-    for number in ending_signals("SIGUSR1", "SIGUSR2"):
+    for number in ending_signals():
         if number is not signal.SIGINT:
             signal.signal(number, end)
-    if hasattr(signal, "pthread_kill"):  # Windows has none
-        sys.unraisablehook = _interrupt_again
+    sys.unraisablehook = _interrupt_again
     sys.exit(run_command(command, sys.argv[1:]))
 
 
@@ -234,21 +221,17 @@ def _interrupt_again(unraisable: "sys.UnraisableHookArgs") -> None:
         sys.__unraisablehook__(unraisable)
 
 
-_NOTICES = ("SIGTERM", "SIGUSR1", "SIGUSR2")
+_NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals by which batch systems and clouds say that the machine is about to be taken away."""
 
 
-def ending_signals(*more: str) -> list[signal.Signals]:
-    """The signals that end a command: SIGINT, SIGTERM and SIGHUP, without SIGHUP where it is
-    ignored, as ``nohup`` asks, and ``more`` by their names.
+def ending_signals() -> list[signal.Signals]:
+    """The signals that end a command: SIGINT and, unless they are ignored, as ``nohup`` ignores
+    SIGHUP, SIGHUP and the notices.
     """
-    names = ("SIGINT", "SIGTERM", "SIGHUP", *more)  # Windows has no SIGHUP
-    numbers = [signal.Signals[name] for name in names if hasattr(signal, name)]
-    return [
-        number
-        for number in numbers
-        if number is signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN
-    ]
+    others = (signal.SIGHUP, *_NOTICES)
+    is_heard = [number for number in others if signal.getsignal(number) is not signal.SIG_IGN]
+    return [signal.SIGINT, *is_heard]
 
 
 class _NoticeInterrupt(KeyboardInterrupt):
@@ -289,7 +272,7 @@ class Interrupt(threading.Event):
 
     def signalled(self, number: int) -> None:
         """Take the first signal."""
-        is_notice = signal.Signals(number).name in _NOTICES
+        is_notice = number in _NOTICES
         self.exit_code = EXIT_AGAIN if is_notice else EXIT_INTERRUPTED
         self.notice.set()
         if self._on_notice is None:
@@ -324,8 +307,7 @@ def interruptible() -> Iterator[Interrupt]:
     if threading.current_thread() is not threading.main_thread():
         yield interrupt  # only the main thread may handle signals
         return
-    numbers = ending_signals("SIGUSR1", "SIGUSR2")
-    previous_handlers = {number: signal.signal(number, handle) for number in numbers}
+    previous_handlers = {number: signal.signal(number, handle) for number in ending_signals()}
     try:
         yield interrupt
     finally:

@@ -120,8 +120,7 @@ class ConfigFiles:
         if option in self._own or option in self._refused:
             return  # another folder of the user's comes first
         try:
-            content = read_yaml(path)
-            content = {} if content is None else content
+            content = read_yaml(path) or {}
             header = _PACKAGE.match(path.read_text(encoding="utf-8"))
             package = header[1] if header else None
             _check_content(content, package or "", str(path))
@@ -242,11 +241,8 @@ class ConfigFiles:
                     for group, option in composed.hydra.runtime.choices.items()
                     if not str(group).startswith("hydra/")
                 }
-                plain: Any = OmegaConf.to_container(
-                    OmegaConf.masked_copy(
-                        composed, [str(name) for name in composed if name != "hydra"]
-                    )
-                )
+                plain: Any = OmegaConf.to_container(composed)
+                del plain["hydra"]
             except _COMPOSING_ERRORS as error:
                 raise self._explained(error, overrides) from error
             self._composed[key] = plain, choices
@@ -386,34 +382,27 @@ def _check_content(content: Any, package: str, path: str) -> None:
         raise ConfigError(f"{path}: defaults: found a {type(defaults).__name__}; write a list")
     if "hydra" in content or "hydra" in package.split("."):
         raise ConfigError(f"{path}: hydra: a file cannot change Hydra's own settings")
-    for entry in defaults:
-        for texts in entry.items() if isinstance(entry, Mapping) else [(entry,)]:
-            for text in map(str, itertools.chain(*(_as_list(item) for item in texts))):
-                option = text.rpartition(" ")[2].removeprefix("/")
-                if _leaves_folder(option):
-                    raise ConfigError(
-                        f"{path}: defaults: found {entry}; name a file in the folder of its group"
-                    )
-                if "hydra" in re.split(r"[/@.]", option):
-                    raise ConfigError(
-                        f"{path}: defaults: found {entry}: a file cannot change Hydra's own"
-                        " settings"
-                    )
     for where, key, value in entries(content):
-        # values that only the user's own function is given
-        may_be_plain = where.partition(".")[0] in ("training", "search_space")
+        root = where.partition(".")[0]
         for text in (key, value):
-            if isinstance(text, str) and "${" in _INTERPOLATION.sub(
-                "", without_plain_text(text) if may_be_plain else text
-            ):
+            if not isinstance(text, str):
+                continue
+            option = text.rpartition(" ")[2].removeprefix("/")
+            if root == "defaults" and _leaves_folder(option):
+                raise ConfigError(
+                    f"{path}: defaults: found {text}; name a file in the folder of its group"
+                )
+            if root == "defaults" and "hydra" in re.split(r"[/@.]", option):
+                raise ConfigError(
+                    f"{path}: defaults: found {text}: a file cannot change Hydra's own settings"
+                )
+            # of values that only the user's own function is given
+            may_be_plain = root in ("training", "search_space")
+            if "${" in _INTERPOLATION.sub("", without_plain_text(text) if may_be_plain else text):
                 raise ConfigError(
                     f"{path}: {where}: found ${{ with more than a key; a file may have ${{KEY}};"
                     " what is read from the environment belongs on the command line"
                 )
-
-
-def _as_list(item: Any) -> list[Any]:
-    return item if isinstance(item, list) else [item]
 
 
 def _leaves_folder(name: str) -> bool:

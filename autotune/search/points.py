@@ -63,7 +63,7 @@ class UnitCube:
         of_features = [
             (index, option if count else np.nan)
             for index, count in enumerate(self.num_options)
-            for option in range(_num_features(count))
+            for option in range(min(MAX_ONE_HOT, max(1, count)))
         ]
         indices, options = zip(*of_features, strict=True) if of_features else ((), ())
         self._feature_indices, self._feature_options = (
@@ -110,14 +110,6 @@ class UnitCube:
     def num_features(self) -> int:
         """Number of features of a point."""
         return len(self._feature_indices)
-
-
-def _num_features(num_options: int) -> int:
-    """Number of features of a category with so many options.
-
-    Of a number, which has none, it is 1.
-    """
-    return min(MAX_ONE_HOT, max(1, num_options))
 
 
 @cache
@@ -173,13 +165,10 @@ def _encoded_options(choice: Choice) -> dict[str, float]:
     """The encoded value of each option of a choice, by its text: among numbers the rank scaled
     to [0, 1], else the index.
     """
-    values = [value for value, _ in choice.options]
-    if not is_ranked(choice):
-        return {override_text(value): float(index) for index, value in enumerate(values)}
-    return {
-        override_text(value): index / max(1, len(values) - 1)
-        for index, value in enumerate(sorted(values))
-    }
+    values, scale = [value for value, _ in choice.options], 1
+    if is_ranked(choice):
+        values, scale = sorted(values), max(1, len(values) - 1)
+    return {override_text(value): index / scale for index, value in enumerate(values)}
 
 
 def is_ranked(choice: Choice) -> bool:
@@ -314,7 +303,7 @@ def points(space: SearchSpace) -> Iterator[Suggestion]:
     yield from map(Suggestion, combined)
 
 
-def _value(parameter: Float | Int | PowerOfTwo, index: int) -> Any:
+def _value(parameter: Float | Int, index: int) -> Any:
     """Value of a parameter at a position, from 0, among its values."""
     return (
         parameter.low * 2**index

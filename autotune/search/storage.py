@@ -72,7 +72,7 @@ def open_storage(folder: Path, url: str | None, *, is_owner: bool = False) -> Ba
     try:
         if is_owner and path.exists():
             _drop_unfinished_line(path)
-        return _Journal(path)
+        return JournalStorage(_JournalFile(path))
     except Exception as error:  # a damaged line may be any JSON, or none
         raise StudyError(
             f"{path}: cannot be read ({type(error).__name__}: {_reason(error)}); restore the file"
@@ -104,14 +104,6 @@ def _open_database(url: str) -> RDBStorage:
     return storage
 
 
-class _Journal(JournalStorage):
-    """Optuna's journal, as a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.file = _JournalFile(path)
-        super().__init__(self.file)
-
-
 @contextmanager
 def written_together(storage: BaseStorage) -> Iterator[None]:
     """Context whose values of trials are written at once, at its end: by one append to a journal,
@@ -119,9 +111,9 @@ def written_together(storage: BaseStorage) -> Iterator[None]:
 
     One within another is a part of it; of one that raises an error nothing is written.
     """
-    database = _database(storage)
-    if isinstance(storage, _Journal):
-        of_thread = storage.file.of_thread
+    backend = _backend(storage)
+    if isinstance(backend, _JournalFile):
+        of_thread = backend.of_thread
         if hasattr(of_thread, "held"):
             yield
             return
@@ -132,15 +124,15 @@ def written_together(storage: BaseStorage) -> Iterator[None]:
         finally:
             del of_thread.held
         if held:
-            storage.file.append_logs(held)
-    elif database is not None and database.scoped_session().bind is database.engine:
-        with database.engine.begin() as connection:
+            backend.append_logs(held)
+    elif isinstance(backend, RDBStorage) and backend.scoped_session().bind is backend.engine:
+        with backend.engine.begin() as connection:
             session = Session(connection, join_transaction_mode="rollback_only")
-            database.scoped_session.registry.set(session)
+            backend.scoped_session.registry.set(session)
             try:
                 yield
             finally:
-                database.scoped_session.remove()
+                backend.scoped_session.remove()
     else:
         yield
 
@@ -151,14 +143,16 @@ def is_any_waiting(study: optuna.Study) -> bool:
     """
     storage, waiting = study._storage, (TrialState.WAITING,)  # noqa: SLF001
     number = study._study_id  # noqa: SLF001
-    source = _database(storage) or storage
+    backend = _backend(storage)
+    source = backend if isinstance(backend, RDBStorage) else storage
     return bool(source.get_all_trials(number, deepcopy=False, states=waiting))
 
 
-def _database(storage: BaseStorage) -> RDBStorage | None:
-    """The database behind Optuna's cache of it, which has no public way to it."""
-    database = getattr(storage, "_backend", None)
-    return database if isinstance(database, RDBStorage) else None
+def _backend(storage: BaseStorage) -> object:
+    """The file of a journal, or the database behind Optuna's cache of it, which have no public way
+    to them.
+    """
+    return getattr(storage, "_backend", None)
 
 
 class _JournalFile(JournalFileBackend):

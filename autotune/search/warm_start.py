@@ -20,6 +20,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
@@ -66,12 +67,10 @@ def earlier_study(name: str, recording: Recording, space: SearchSpace) -> Earlie
         f"{count} left out, whose {key} this search space does not have"
         for key, count in misfits.items()
     ]
-    parts += (
-        [f"left out: {', '.join(sorted(known - wanted))}, not in this search space"]
-        if known - wanted
-        else []
-    )
-    parts += [f"unknown there: {', '.join(sorted(wanted - known))}"] if wanted - known else []
+    if known - wanted:
+        parts.append(f"left out: {', '.join(sorted(known - wanted))}, not in this search space")
+    if wanted - known:
+        parts.append(f"unknown there: {', '.join(sorted(wanted - known))}")
     if not kept:
         raise ConfigError(
             f"warm_start: {'; '.join(parts)}; use a study of which a trial fits this search space"
@@ -100,6 +99,15 @@ def _fitting(space: SearchSpace, values: Mapping[str, Any]) -> tuple[dict[str, A
         if key not in values:
             continue
         value = values[key]
+        if isinstance(parameter, Choice):
+            if (index := parameter.index_of(value)) is None:
+                return fitting, key
+            fitting[key], opened = parameter.options[index]
+            beneath, misfit = _fitting(opened, values)
+            if misfit is not None:
+                return fitting, misfit
+            fitting |= beneath
+            continue
         if isinstance(parameter, Float) and isinstance(value, int | float):
             low, high = parameter.low, parameter.high
             near = min(max(value, low), high)
@@ -108,22 +116,7 @@ def _fitting(space: SearchSpace, values: Mapping[str, Any]) -> tuple[dict[str, A
         if parameter.as_param(value) is None:
             return fitting, key
         fitting[key] = int(value) if isinstance(parameter, Int) else value
-        if isinstance(parameter, Choice):
-            fitting[key] = _option(parameter, value)
-            beneath, misfit = _fitting(parameter.beneath(value), values)
-            if misfit is not None:
-                return fitting, misfit
-            fitting |= beneath
     return fitting, None
-
-
-def _option(choice: Choice, value: Any) -> Any:
-    """The option of a choice that equals a value, with the option's type: 20 for 20.0."""
-    return next(
-        option
-        for option, _ in choice.options
-        if repr(choice.as_param(option)) == repr(choice.as_param(value))
-    )
 
 
 def _ranked(study: EarlierStudy) -> Sequence[RecordedTrial]:
@@ -150,16 +143,12 @@ def first_points(
     without duplicates.
     """
     by_chance = RandomTrial(np.random.default_rng(derived_seed(seed, "earlier points")))
-    ranked = [_ranked(study) for study in studies]
     points: list[Suggestion] = []
-    for trial in (
-        trials[index]
-        for index in range(max(map(len, ranked), default=0))
-        for trials in ranked
-        if index < len(trials)
-    ):
+    for trial in chain.from_iterable(zip_longest(*map(_ranked, studies))):
         if len(points) == count:
             break
+        if trial is None:  # of a study that has fewer than another one
+            continue
         point = completed(space, trial.suggestion.values, by_chance)
         if point not in points:
             points.append(point)

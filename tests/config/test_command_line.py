@@ -63,21 +63,6 @@ def test_help_and_version_are_printed_and_end_well(
     assert "autotune" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("flag", ["--multirun", "-m"])
-def test_hydras_flag_for_sweeps_is_taken_with_a_note(
-    flag: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    parse("experiment=cnn", "batch_size=16,32")
-    assert capsys.readouterr().err == ""
-    parse("experiment=cnn", "batch_size=16,32", flag)
-    said = capsys.readouterr().err
-    assert (
-        said
-        == "autotune: --multirun is not needed: sweeps are read without it, as the search space of"
-        " one study\n"
-    )
-
-
 @pytest.mark.parametrize("error", [ConfigError("batch_size: no"), DataError("no such file")])
 def test_what_autotune_explains_is_one_line_and_exit_code_2(
     error: AutotuneError, capsys: pytest.CaptureFixture[str]
