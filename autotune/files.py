@@ -37,35 +37,34 @@ class StudyFile(NamedTuple):
     """How it is written: ``appended`` to, or only ``replaced``, which a file's link survives; or
     ``folder``, for one of autotune's own files, or ``runs``, for what the user's code leaves, which
     may be a link to another disk."""
-    meaning: str
     is_result: bool = False
     """Whether it holds what trials gave, so that it is never written over by another study."""
 
 
 STUDY_FILES = (
-    StudyFile("best.json", "replaced", "every confirmation run, speed-up, candidates", True),
-    StudyFile("summary.json", "replaced", "the same, also where nothing was confirmed", True),
-    StudyFile("best.yaml", "replaced", "the winner as an experiment", True),
-    StudyFile("best_arguments.yaml", "replaced", "the winner's arguments of a function", True),
-    StudyFile("trials.csv", "appended", "a row a trial", True),
-    StudyFile("pareto_front.csv", "replaced", "the trials that none is better than in all", True),
-    StudyFile("recording", "folder", "all learning curves", True),
-    StudyFile("report.html", "replaced", "all of it on a page", True),
-    StudyFile("best.safetensors", "replaced", "the winner's weights"),
-    StudyFile("figures", "folder", "the report's charts, a page each"),
-    StudyFile("trace.csv", "appended", "which worker trained which trial, and when"),
-    StudyFile("study.log", "appended", "Optuna's journal"),
-    StudyFile("machine.yaml", "replaced", "the machine"),
-    StudyFile("autotune.log", "appended", "what libraries logged"),
-    StudyFile("compare.json", "replaced", "a comparison's runs and ratios"),
-    StudyFile("runs.csv", "replaced", "a row a run of a comparison"),
-    StudyFile("trials", "runs", "what each run of the user's code wrote and printed"),
-    StudyFile("mlflow", "folder", "what runs logged to MLflow, until the tracker has it"),
-    StudyFile(STATES_FOLDER, "folder", "states of runs that have not ended"),
-    StudyFile("compiled", "folder", "what confirmation compiles anew, while it runs"),
-    StudyFile(".weights", "folder", "weights of candidates"),
-    StudyFile(".ray", "folder", "what Ray cannot do without, during the search"),
-    StudyFile(".lock", "appended", "locked by the process that runs the study"),
+    StudyFile("best.json", "replaced", True),  # every confirmation run, speed-up, candidates
+    StudyFile("summary.json", "replaced", True),  # the same, also where nothing was confirmed
+    StudyFile("best.yaml", "replaced", True),  # the winner as an experiment
+    StudyFile("best_arguments.yaml", "replaced", True),  # the winner's arguments of a function
+    StudyFile("trials.csv", "appended", True),  # a row a trial
+    StudyFile("pareto_front.csv", "replaced", True),  # the trials that none is better than in all
+    StudyFile("recording", "folder", True),  # all learning curves
+    StudyFile("report.html", "replaced", True),  # all of it on a page
+    StudyFile("best.safetensors", "replaced"),  # the winner's weights
+    StudyFile("figures", "folder"),  # the report's charts, a page each
+    StudyFile("trace.csv", "appended"),  # which worker trained which trial, and when
+    StudyFile("study.log", "appended"),  # Optuna's journal
+    StudyFile("machine.yaml", "replaced"),  # the machine
+    StudyFile("autotune.log", "appended"),  # what libraries logged
+    StudyFile("compare.json", "replaced"),  # a comparison's runs and ratios
+    StudyFile("runs.csv", "replaced"),  # a row a run of a comparison
+    StudyFile("trials", "runs"),  # what each run of the user's code wrote and printed
+    StudyFile("mlflow", "folder"),  # what runs logged to MLflow, until the tracker has it
+    StudyFile(STATES_FOLDER, "folder"),  # states of runs that have not ended
+    StudyFile("compiled", "folder"),  # what confirmation compiles anew, while it runs
+    StudyFile(".weights", "folder"),  # weights of candidates
+    StudyFile(".ray", "folder"),  # what Ray cannot do without, during the search
+    StudyFile(".lock", "appended"),  # locked by the process that runs the study
 )
 
 

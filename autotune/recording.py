@@ -203,7 +203,7 @@ def _read(folder: Path) -> Recording:
         trials.append(
             RecordedTrial(
                 number=number,
-                suggestion=Suggestion({} if is_outside else _recorded_values(space, values, where)),
+                suggestion=Suggestion({}) if is_outside else _recorded_point(space, values, where),
                 outcome=_value("outcome", outcomes.get(number)),
                 **curve,
             )
@@ -245,22 +245,21 @@ def _read_table(path: Path) -> pa.Table:
     return pq.read_table(path)
 
 
-def _recorded_values(space: SearchSpace, row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Values of the space's parameters from a row of ``trials.parquet``.
+def _recorded_point(space: SearchSpace, row: Mapping[str, Any], where: str) -> Suggestion:
+    """The point of a row of ``trials.parquet``.
 
     Numbers outside a parameter's bounds are set to the bound.
     """
-    values: dict[str, Any] = {}
-    for key, parameter in space.parameters.items():
+
+    def value_of(_: str, key: str, parameter: Parameter) -> Any:
         if row.get(key) is None and not _may_be_null(parameter):
             raise DataError(
                 f"{where}: has no {key}; it must have a value for every parameter that its choices"
                 " open"
             )
-        values[key] = _recorded_value(parameter, row.get(key), f"{where}: {key}")
-        if isinstance(parameter, Choice):
-            values |= _recorded_values(parameter.beneath(values[key]), row, where)
-    return values
+        return _recorded_value(parameter, row.get(key), f"{where}: {key}")
+
+    return space.point(value_of)
 
 
 def _may_be_null(parameter: Parameter) -> bool:

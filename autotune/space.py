@@ -152,12 +152,6 @@ class Choice:
             return self.index_of(int(value))
         return index
 
-    def beneath(self, value: Any) -> "SearchSpace":
-        """Subspace that opens beneath one of the values."""
-        index = self.index_of(value)
-        assert index is not None, f"{value!r} is no choice"
-        return self.options[index][1]
-
     def as_param(self, value: Any, name: str = "") -> dict[str, Any] | None:
         """The sampler's parameter that stands for ``value``: the label, by its name.
 
@@ -332,7 +326,7 @@ class SearchSpace:
 
         Only parameters of branches that its choices open are suggested.
         """
-        return self._point(lambda name, _, parameter: parameter.suggest(trial, name))
+        return self.point(lambda name, _, parameter: parameter.suggest(trial, name))
 
     def point_of(self, lookup: Callable[[str], Any]) -> Suggestion | None:
         """The point at which a configuration lies; None if the space does not contain it.
@@ -360,18 +354,20 @@ class SearchSpace:
             params |= param
         return params
 
-    def _point(self, value_of: Callable[[str, str, Parameter], Any]) -> Suggestion:
+    def point(self, value_of: Callable[[str, str, Parameter], Any]) -> Suggestion:
+        """The point whose parameters have the values of ``value_of``, outer ones first.
+
+        Args:
+            value_of: gives the value of a parameter, by its qualified name, its config key and the
+                parameter itself.
+        """
         return Suggestion({key: value for _, key, _, value in self._opened(value_of)})
 
     def _opened(
         self, value_of: Callable[[str, str, Parameter], Any], branch: str = ""
     ) -> Iterator[tuple[str, str, Parameter, Any]]:
         """Yield qualified name, config key, parameter and value of all parameters that the values
-        of ``value_of`` open.
-
-        Args:
-            value_of: gives the value of a parameter, by its qualified name, its config key and the
-                parameter itself.
+        of ``value_of``, as of ``point``, open.
         """
         for key, parameter in self.parameters.items():
             value = value_of(branch + key, key, parameter)
@@ -439,7 +435,7 @@ class SearchSpace:
                 return chosen.get(key, parameter.options[0][0])
             return parameter.high if high else parameter.low
 
-        return self._point(value_of)
+        return self.point(value_of)
 
     def without(self, name: str, value: Any, branch: str = "") -> Self:
         """Copy of the space without one option of one choice.

@@ -31,10 +31,10 @@ def read_value(text: str) -> Any:
         ConfigError: the text is no value in Hydra's grammar.
     """
     try:
-        override = OverridesParser.create().parse_override(f"value={text}")
+        override = parse_override(f"value={text}")
         if override.is_sweep_override():
-            raise ValueError("it is a sweep")
-    except (HydraException, ValueError, RecursionError) as error:
+            raise ConfigError("it is a sweep")
+    except ConfigError as error:
         raise ConfigError(
             f"{text[:_MAX_SHOWN]!r}: not a value, which is a number, true, false, null, a list, or"
             " text in quotes"
@@ -99,22 +99,21 @@ def read_override_list(text: str, where: str) -> tuple[str, ...]:
     example = f"write a list of overrides, {where}=[device=cpu,optimizer.lr=0.1], or {where}=[]"
     if not (stripped.startswith("[") and stripped.endswith("]")):
         raise ConfigError(f"{where}: found {text!r}; {example}")
-    elements: list[str] = []
-    for piece in stripped[1:-1].split(","):
-        if elements and (elements[-1].endswith("\\") or not _is_override(elements[-1])):
-            elements[-1] += f",{piece}"  # the comma is escaped, or in brackets or quotes
+    overrides: list[str] = []
+    pieces = stripped[1:-1].split(",") if stripped[1:-1].strip() else []
+    while pieces:
+        element = _unquoted(pieces[0].strip())
+        if not pieces[0].endswith("\\") and _is_override(element):
+            overrides.append(element)
+            pieces.pop(0)
+        elif len(pieces) > 1:  # the comma is escaped, or in brackets or quotes
+            pieces[:2] = [",".join(pieces[:2])]
         else:
-            elements.append(piece)
-    if not stripped[1:-1].strip():
-        return ()
-    for element in elements:
-        if not _is_override(element):
-            raise ConfigError(f"{where}: found {element.strip()!r} in it; {example}")
-    return tuple(_unquoted(element.strip()) for element in elements)
+            raise ConfigError(f"{where}: found {element!r} in it; {example}")
+    return tuple(overrides)
 
 
 def _is_override(text: str) -> bool:
-    text = _unquoted(text.strip())
     try:
         return "=" in text and bool(parse_override(text))
     except ConfigError:

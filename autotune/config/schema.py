@@ -135,12 +135,6 @@ _WHOLE_NUMBERS = {
     "runtime.micro_batch_size": 1,
 }
 """Lowest value of each key that is a whole number."""
-_MAY_BE_NULL = (
-    "evaluate_every_samples",
-    "evaluation_batch_size",
-    "runtime.num_threads",
-    "runtime.micro_batch_size",
-)
 _CHOICES: Mapping[str, tuple[str | None, ...]] = {
     "device": ("auto", "cpu", "cuda"),
     "target.mode": ("max", "min"),
@@ -201,7 +195,9 @@ class TrialConfig:
         for key, least in _WHOLE_NUMBERS.items():
             found = self._value(key)
             is_whole = isinstance(found, int) and not isinstance(found, bool) and found >= least
-            if not is_whole and not (found is None and key in _MAY_BE_NULL):
+            # of the others that may not be null, OmegaConf refuses it
+            may_be_null = key != "parallelism.num_workers"
+            if not is_whole and not (found is None and may_be_null):
                 raise ConfigError(f"{key}: found {found}; give a whole number from {least}")
         for key, known in _CHOICES.items():
             check_choice(key, self._value(key), known)

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.spatial.distance import pdist, squareform
 from scipy.special import gammaln, stdtr
+from sklearn.gaussian_process.kernels import Matern
 
 from autotune.measurement import TrialResult
 from autotune.objective import BoundedObjective, Objective
@@ -293,12 +293,8 @@ def _correlation(features: list[Array | None]) -> Array:
     correlation = np.eye(len(features))
     inside = [index for index, row in enumerate(features) if row is not None]
     if inside:
-        distances = math.sqrt(5) * squareform(
-            pdist(np.array([features[index] for index in inside]) / 0.7)
-        )
-        correlation[np.ix_(inside, inside)] = (1.0 + distances + distances**2 / 3.0) * np.exp(
-            -distances
-        )
+        of_inside = np.array([features[index] for index in inside])
+        correlation[np.ix_(inside, inside)] = Matern(0.7, nu=2.5)(of_inside)
     return correlation
 
 

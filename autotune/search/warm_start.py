@@ -31,7 +31,7 @@ from autotune.measurement import Target
 from autotune.recording import RecordedTrial, Recording
 from autotune.search.curve_model import scaled_shortfalls
 from autotune.search.points import Array, Candidates, RandomTrial, UnitCube, derived_seed
-from autotune.space import Choice, Float, Int, SearchSpace, Suggestion
+from autotune.space import Choice, Float, Int, Parameter, SearchSpace, Suggestion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,12 +82,11 @@ def earlier_study(name: str, recording: Recording, space: SearchSpace) -> Earlie
 
 def completed(space: SearchSpace, values: Mapping[str, Any], by_chance: RandomTrial) -> Suggestion:
     """A point of the space with the given values; missing values are drawn at random."""
-    complete: dict[str, Any] = {}
-    for key, parameter in space.parameters.items():
-        complete[key] = values[key] if key in values else parameter.suggest(by_chance, key)
-        if isinstance(parameter, Choice):
-            complete |= completed(parameter.beneath(complete[key]), values, by_chance).values
-    return Suggestion(complete)
+
+    def value_of(name: str, key: str, parameter: Parameter) -> Any:
+        return values[key] if key in values else parameter.suggest(by_chance, name)
+
+    return space.point(value_of)
 
 
 def _fitting(space: SearchSpace, values: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
