@@ -1,11 +1,12 @@
 """YAML that may come from anyone, read to plain data, or refused in one line.
 
-YAML's aliases let a few lines stand for gigabytes. Values are counted as the file is parsed, an
-alias as all that it stands for, so that a file is refused before anything is made of it.
+YAML's aliases let a few lines stand for gigabytes. Values are counted, an alias as all that it
+stands for, so that a file is refused before anything is made of it.
 """
 
 import math
 import re
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -91,40 +92,46 @@ class _Loader(yaml.SafeLoader):
     a number, and a date is a text.
     """
 
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self._num_values = 0
-        self._sizes: dict[int, int] = {}
-        """Values in each node that is composed, by its identity; a node that is still being
-        composed is not in it."""
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-        is_alias, before = isinstance(event, yaml.AliasEvent), self._num_values
-        node = super().compose_node(parent, index)
-        self._num_values += self._sizes.get(id(node), _MAX_VALUES) if is_alias else 1
-        if self._num_values > _MAX_VALUES:
-            raise yaml.MarkedYAMLError(
-                problem="found aliases that stand for too many values",
-                problem_mark=event.start_mark,
-            )
-        self._sizes[id(node)] = self._num_values - before
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None:
+            _num_values(node, {})
         return node
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-            key = (
-                key_node.value
-                if isinstance(key_node, yaml.ScalarNode) and not key_node.tag.endswith(":merge")
-                else None
-            )
-            if key is not None and key in seen:
+
+def _num_values(node: yaml.Node, known: dict[int, int]) -> int:
+    """Number of values in a node, an alias counted as all that it stands for.
+
+    Args:
+        known: the numbers of nodes that were counted before, by their identity.
+
+    Raises:
+        yaml.MarkedYAMLError: they are too many, or a mapping has a key twice.
+    """
+    if id(node) in known:
+        return known[id(node)]
+    known[id(node)] = _MAX_VALUES  # of an alias within what it stands for
+    parts = node.value if isinstance(node, yaml.CollectionNode) else []
+    if isinstance(node, yaml.MappingNode):
+        _check_keys(node)
+        parts = chain.from_iterable(parts)
+    known[id(node)] = 1 + sum(_num_values(part, known) for part in parts)
+    if known[id(node)] > _MAX_VALUES:
+        raise yaml.MarkedYAMLError(
+            problem="found aliases that stand for too many values", problem_mark=node.start_mark
+        )
+    return known[id(node)]
+
+
+def _check_keys(node: yaml.MappingNode) -> None:
+    seen: set[str] = set()
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
+            if key.value in seen:
                 raise yaml.MarkedYAMLError(
-                    problem=f"{key}: stands twice", problem_mark=key_node.start_mark
+                    problem=f"{key.value}: stands twice", problem_mark=key.start_mark
                 )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
+            seen.add(key.value)
 
 
 _Loader.yaml_constructors = dict(_Loader.yaml_constructors)

@@ -55,7 +55,7 @@ def test_a_profile_is_printed_and_kept(
             ["experiment=cnn", "num_steps=0"],
             "num_steps: found '0'; give a whole number from 1 to 10000",
         ),
-        (["experiment=cnn", "num_step=3"], "num_step: no such key (did you mean num_steps=...?)"),
+        (["experiment=cnn", "num_step=3"], "num_step: no such key (did you mean num_steps?)"),
     ],
 )
 def test_bad_input_is_refused(arguments: list[str], said: str) -> None:

@@ -229,14 +229,9 @@ def entries(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yield dotted key, own key and value of every entry of a node's mappings and lists, at any
     depth.
     """
-    pairs: Any = (
-        node.items()
-        if isinstance(node, Mapping)
-        else enumerate(node)
-        if isinstance(node, list | tuple)
-        else ()
-    )
-    for key, value in pairs:
+    if isinstance(node, list | tuple):
+        node = dict(enumerate(node))
+    for key, value in node.items() if isinstance(node, Mapping) else ():
         yield f"{prefix}{key}", key, value
         yield from entries(value, f"{prefix}{key}.")
 

@@ -9,20 +9,15 @@ own, overrides = read_own_keys(ProfileKeys, ["experiment=cnn", "num_steps=5"])
 own.num_steps == 5
 """
 
-import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, Field, field, fields
 from types import NoneType
 from typing import Any, TypeVar, get_args
 
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, did_you_mean
 
 Keys = TypeVar("Keys")
-
-_SIMILAR = 0.75
-"""Similarity ratio of ``difflib`` from which an unknown key counts as a misspelling of a known
-one."""
 
 
 def own_key(
@@ -31,9 +26,8 @@ def own_key(
     *,
     name: str | None = None,
     shown: str | None = None,
-    least: float | None = None,
-    most: float | None = None,
-    choices: Sequence[str] = (),
+    least: float = -math.inf,
+    most: float = math.inf,
 ) -> Any:
     """Make a field of a command's dataclass, as ``dataclasses.field`` does.
 
@@ -44,7 +38,6 @@ def own_key(
         shown: the value that ``--help`` shows; None for the default.
         least: lowest accepted number.
         most: highest accepted number.
-        choices: accepted texts; empty accepts any text.
     """
     return field(
         default=MISSING if default is ... else default,
@@ -54,7 +47,6 @@ def own_key(
             "shown": shown,
             "least": least,
             "most": most,
-            "choices": choices,
         },
     )
 
@@ -84,7 +76,7 @@ def read_own_keys(keys: type[Keys], overrides: Sequence[str]) -> tuple[Keys, tup
     for text in overrides:
         name, equals, value = text.partition("=")
         if name not in known or not equals:
-            _check_spelling(name, list(known))
+            _check_spelling(name, known)
             others.append(text)
         elif known[name].name in values:
             raise ConfigError(f"{name}: found twice; give it once")
@@ -121,12 +113,10 @@ def _usage(key: "Field[Any]") -> str:
 def _value(key: "Field[Any]", text: str) -> Any:
     """Convert the text of a key's value to the field's type and check it."""
     kinds = get_args(key.type) or (key.type,)
-    least, most, choices = (key.metadata[name] for name in ("least", "most", "choices"))
+    least, most = key.metadata["least"], key.metadata["most"]
     if text == "null" and NoneType in kinds:
         return None
     if str in kinds:
-        if choices and text not in choices:
-            raise ConfigError(f"{_name(key)}: found {text!r}; give one of {', '.join(choices)}")
         return text
     if bool in kinds:
         if text.lower() not in ("true", "false"):
@@ -136,10 +126,9 @@ def _value(key: "Field[Any]", text: str) -> Any:
         number = kinds[0](text)
     except ValueError:
         number = math.nan
-    lowest, highest = (-math.inf if least is None else least), (math.inf if most is None else most)
-    if not (math.isfinite(number) and lowest <= number <= highest):
-        limits = "" if least is None else f" from {least:g}"
-        limits += "" if most is None else f" to {most:g}"
+    if not (math.isfinite(number) and least <= number <= most):
+        limits = f" from {least:g}" if math.isfinite(least) else ""
+        limits += f" to {most:g}" if math.isfinite(most) else ""
         null = ", or null" if NoneType in kinds else ""
         raise ConfigError(
             f"{_name(key)}: found {text!r}; give a"
@@ -148,7 +137,7 @@ def _value(key: "Field[Any]", text: str) -> Any:
     return number
 
 
-def _check_spelling(name: str, known: Sequence[str]) -> None:
+def _check_spelling(name: str, known: Iterable[str]) -> None:
     """Refuse a key that is similar to one of the command's keys and is no key of the
     configuration.
     """
@@ -159,8 +148,5 @@ def _check_spelling(name: str, known: Sequence[str]) -> None:
         *(key.name for key in fields(Config)),
     }:
         return
-    close = [key for key in known if key == name.lower()] or difflib.get_close_matches(
-        name, known, n=1, cutoff=_SIMILAR
-    )
-    if close:
-        raise ConfigError(f"{name}: no such key (did you mean {close[0]}=...?)")
+    if hint := did_you_mean(name.lower(), known):
+        raise ConfigError(f"{name}: no such key{hint}")

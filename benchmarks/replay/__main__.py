@@ -13,7 +13,7 @@ from pathlib import Path
 
 from autotune.config.command_keys import own_key, own_keys_help, read_own_keys
 from autotune.config.command_line import composer_of, parse_command_line, run_main
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, check_choice
 from autotune.remote import refuse_url, user_path
 
 _PURPOSE = (
@@ -58,7 +58,6 @@ class ReplayKeys:
     repeats: str = own_key(
         "recorded",
         "points that the search may train again: those recorded again, or any, as in a study",
-        choices=("recorded", "any"),
     )
     output: str = own_key("trace.csv", "where the trace goes")
 
@@ -83,6 +82,7 @@ def replay_command(arguments: Sequence[str]) -> int:
             f"{other}: accepted beside the command's own keys are those of"
             f" {', '.join(_SEARCH_KEYS)}; --help shows them"
         )
+    check_choice("repeats", own.repeats, ("recorded", "any"))
     refuse_url(
         own.recording, "recording", "a folder of this machine, such as outputs/STUDY/recording"
     )

@@ -21,7 +21,7 @@ class Keys:
     folder: str = own_key(..., "where", shown="DIR")
     num_runs: int = own_key(3, "how many", least=1, most=9)
     fraction: float | None = own_key(None, "how much", least=0)
-    mode: str = own_key("fast", "how", choices=("fast", "slow"))
+    mode: str = own_key("fast", "how")
     overwrite: bool = own_key(False, "whether", name="over.write")
 
 
@@ -48,10 +48,9 @@ def test_values_have_the_types_of_their_fields_and_other_keys_are_left() -> None
         ("num_runs=null", "num_runs: found 'null'; give a whole number from 1 to 9"),
         ("fraction=nan", "fraction: found 'nan'; give a number from 0, or null"),
         ("fraction=inf", "fraction: found 'inf'; give a number from 0, or null"),
-        ("mode=slo", "mode: found 'slo'; give one of fast, slow"),
         ("over.write=maybe", "over.write: found 'maybe'; give true or false"),
-        ("num_run=3", "num_run: no such key (did you mean num_runs=...?)"),
-        ("MODE=fast", "MODE: no such key (did you mean mode=...?)"),
+        ("num_run=3", "num_run: no such key (did you mean num_runs?)"),
+        ("MODE=fast", "MODE: no such key (did you mean mode?)"),
     ],
 )
 def test_what_is_not_accepted_is_one_line(given: str, said: str) -> None:

@@ -83,7 +83,7 @@ def test_a_trace_has_a_row_for_each_stretch(
             ["recording={folder}", "output=s3://x/y.csv"],
             "output: found the URL s3://x/y.csv, use a file of this machine",
         ),
-        (["recording={folder}", "sed=3"], "sed: no such key (did you mean seed=...?)"),
+        (["recording={folder}", "sed=3"], "sed: no such key (did you mean seed?)"),
         (
             ["recording={folder}", "epochs=3"],
             "epochs=3: accepted beside the command's own keys are those of search, stopping, ",
