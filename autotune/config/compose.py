@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from autotune.config.build import check_target_names, entries
 from autotune.config.config_files import Choices, ConfigFiles, value_message
 from autotune.config.overrides import as_configured, parse_override
-from autotune.config.schema import STUDY_KEYS, Config, TrialConfig
+from autotune.config.schema import STUDY_KEYS, Config, TrialConfig, value_at
 from autotune.errors import ConfigError, InvalidTrialError
 from autotune.redaction import MARK, without_secrets_in
 from autotune.remote import refuse_url, user_path
@@ -69,14 +69,7 @@ class Composed:
 
         For a config group, the name of its chosen option; None if there is no such key.
         """
-        if key in self.choices:
-            return self.choices[key]
-        value: Any = self.plain
-        for part in key.split("."):
-            if not isinstance(value, Mapping) or part not in value:
-                return None
-            value = value[part]
-        return value
+        return self.choices[key] if key in self.choices else value_at(self.plain, key)
 
     def values_of(self, overrides: Sequence[str]) -> dict[str, Any]:
         """Values of the training's keys that overrides set, by config key."""

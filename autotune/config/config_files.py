@@ -33,7 +33,7 @@ from omegaconf.errors import OmegaConfBaseException
 from autotune.config.build import entries, shipped_options
 from autotune.config.experiments import named_files, shipped_folder
 from autotune.config.overrides import parse_override, without_plain_text
-from autotune.config.schema import STUDY_KEYS
+from autotune.config.schema import STUDY_KEYS, value_at
 from autotune.errors import ConfigError, did_you_mean
 from autotune.remote import refuse_url, user_path
 from autotune.space import override_text
@@ -200,11 +200,6 @@ class ConfigFiles:
         chooses = [f"{group}={override_text(option)}"] if is_its_own else experiment
         return copy.deepcopy(self._compose([*chooses, *beneath])[0][group])
 
-    def _is_replaced(self, group: str, option: str, parsed: Sequence[Override]) -> bool:
-        """Whether the experiment chose another option of a group."""
-        experiment = _lines_of("experiment", parsed)
-        return bool(experiment) and self._compose(experiment)[1].get(group) not in (None, option)
-
     def _drop_arguments_of_replaced_targets(
         self, config: dict[str, Any], choices: Choices, parsed: Sequence[Override]
     ) -> None:
@@ -324,12 +319,11 @@ class ConfigFiles:
         option that it chooses, may set.
         """
         for key, default in _COMMAND_LINE_ONLY.items():
-            root, _, name = key.partition(".")
-            found = _value(config, root, name)
+            found = value_at(config, key)
             if found in (None, default):
                 continue
-            lines = [*_lines_of(root, parsed), *_lines_of(key, parsed)]
-            if found != _value(self._compose(lines)[0], root, name):
+            lines = [*_lines_of(key.partition(".")[0], parsed), *_lines_of(key, parsed)]
+            if found != value_at(self._compose(lines)[0], key):
                 raise ConfigError(
                     f"{key}: found a value in an experiment's files; set {key}=VALUE on the command"
                     " line: an experiment can come from anyone, and this key says where files are"
@@ -344,11 +338,6 @@ def _groups() -> list[str]:
 
 def _lines_of(key: str, parsed: Sequence[Override]) -> list[str]:
     return [str(override.input_line) for override in parsed if override.key_or_group == key]
-
-
-def _value(config: Mapping[str, Any], root: str, name: str) -> Any:
-    node = config.get(root)
-    return node.get(name) if isinstance(node, Mapping) else None
 
 
 def _check_how_files_are_written(config: Mapping[str, Any], choices: Choices) -> None:

@@ -192,17 +192,18 @@ class TrialConfig:
     memory."""
 
     def __post_init__(self) -> None:
+        values = self.as_dict()
         for key, least in _WHOLE_NUMBERS.items():
-            found = self._value(key)
+            found = value_at(values, key)
             is_whole = isinstance(found, int) and not isinstance(found, bool) and found >= least
             # of the others that may not be null, OmegaConf refuses it
             may_be_null = key != "parallelism.num_workers"
             if not is_whole and not (found is None and may_be_null):
                 raise ConfigError(f"{key}: found {found}; give a whole number from {least}")
         for key, known in _CHOICES.items():
-            check_choice(key, self._value(key), known)
+            check_choice(key, value_at(values, key), known)
         for key in ("epochs", "max_grad_norm"):
-            if (found := self._value(key)) is not None and not 0 < found < math.inf:
+            if (found := values[key]) is not None and not 0 < found < math.inf:
                 raise ConfigError(f"{key}: found {found}; give a number above 0")
         if not self.target.max_train_seconds > 0:
             raise ConfigError(
@@ -216,12 +217,6 @@ class TrialConfig:
                     f"target.constraints: found {name}; autotune's own loop reports loss only"
                 )
         self._check_together()
-
-    def _value(self, key: str) -> Any:
-        value: Any = self
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else getattr(value, part)
-        return value
 
     def _check_together(self) -> None:
         """Refuse combinations of settings that exclude each other."""
@@ -330,6 +325,13 @@ STUDY_KEYS = {field.name for field in fields(Config)} - {
 FIXED_KEYS = STUDY_KEYS | {"seed", "target", "evaluate_every_samples"}
 """Top-level keys that are the same for all trials of a study, or set for each by the study
 itself: never searchable."""
+
+
+def value_at(config: Any, key: str) -> Any:
+    """Value of a dotted key in nested plain data; None if there is no such key."""
+    for part in key.split("."):
+        config = config.get(part) if isinstance(config, Mapping) else None
+    return config
 
 
 def _check_limits(key: str, limits: Any) -> None:
