@@ -125,12 +125,6 @@ class Recording:
     """Number of the trial of the experiment's own configuration; its point is empty if the space
     does not contain it."""
 
-    @property
-    def best_seconds(self) -> float | None:
-        """Shortest time to target of all trials; None if no trial reached the target."""
-        times = (trial.time_to_target(self.target) for trial in self.trials)
-        return min((seconds for seconds in times if seconds is not None), default=None)
-
 
 _MAX_VALUES = 100_000_000
 """The most values that one file may hold: a few bytes can stand for gigabytes."""

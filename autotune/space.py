@@ -172,18 +172,20 @@ class Choice:
         """Labels by which samplers know the options: the values, or the texts of all where
         Python calls two of them equal.
         """
-        labels = [_label(value) for value, _ in self.options]
-        return labels if len(set(labels)) == len(labels) else list(self._indices)
+        return self._names([_label(value) for value, _ in self.options])
 
     @cached_property
     def _branches(self) -> list[str]:
         """The options in qualified names: their texts, without quotes unless two would be the
         same, as ``1`` and ``'1'``.
         """
-        texts = [
-            value if isinstance(value, str) else override_text(value) for value, _ in self.options
-        ]
-        return texts if len(set(texts)) == len(texts) else list(self._indices)
+        return self._names(
+            [value if isinstance(value, str) else override_text(value) for value, _ in self.options]
+        )
+
+    def _names(self, names: list[Any]) -> list[Any]:
+        """Names of the options, or their texts where two of these names are equal."""
+        return names if len(set(names)) == len(names) else list(self._indices)
 
     @cached_property
     def _indices(self) -> dict[str, int]:

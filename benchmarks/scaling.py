@@ -33,7 +33,7 @@ from autotune.search.samplers import quiet_optuna
 from autotune.search.scheduler import Scheduler
 from benchmarks.measuring import circumstances, write_result
 from benchmarks.replay.replayed_policy import replayed_policy
-from benchmarks.replay.simulation import Trace, replay
+from benchmarks.replay.simulation import Trace, best_seconds, replay
 from benchmarks.search import RECORDINGS_VARIABLE, one_thread_processes, recordings_asked_for
 from benchmarks.search_peers.scores import WITHIN
 
@@ -89,7 +89,7 @@ def run_search(search: Search) -> Score:
     """Replay a search, and time its driver."""
     quiet_optuna()
     recording = _recording(search.recording)
-    best = recording.best_seconds
+    best = best_seconds(recording)
     assert best is not None
     answers: list[float] = []
     trace = replay(

@@ -41,7 +41,7 @@ from autotune.search.samplers import quiet_optuna
 from autotune.search.warm_start import EarlierStudy, earlier_study
 from benchmarks.measuring import circumstances, write_result
 from benchmarks.replay.replayed_policy import replayed_policy
-from benchmarks.replay.simulation import replay
+from benchmarks.replay.simulation import best_seconds, replay
 from benchmarks.search import RECORDINGS_VARIABLE, one_thread_processes, recordings_asked_for
 from benchmarks.search_peers.scores import WITHIN, interval
 
@@ -105,7 +105,7 @@ def run_search(search: Search) -> Score:
         ),
         within=WITHIN,
     )
-    seconds, best = trace.seconds_until(recording, WITHIN), recording.best_seconds
+    seconds, best = trace.seconds_until(recording, WITHIN), best_seconds(recording)
     assert seconds is not None, "freeze-thaw with a cap throws no winner away"
     assert best is not None
     return Score(
@@ -160,7 +160,7 @@ def changed(
 
 def _winners(recording: Recording) -> list[Any]:
     times = {trial.number: trial.time_to_target(recording.target) for trial in recording.trials}
-    enough = (1 + WITHIN) * (recording.best_seconds or math.inf)
+    enough = (1 + WITHIN) * (best_seconds(recording) or math.inf)
     return [
         trial.suggestion
         for trial in recording.trials

@@ -200,7 +200,9 @@ def _parse_sweep(text: str, source: str, key: str) -> Any:
         numbers = (sweep.start, sweep.end)
     elif isinstance(sweep, RangeSweep):
         numbers = (sweep.start, sweep.stop, sweep.step)
-    if not numbers or not _are_numbers(*numbers):
+    # Hydra takes true and false for whole numbers
+    are_finite = all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
+    if not numbers or not are_finite:
         raise refusal
     low, high, *step = numbers
     is_int = all(isinstance(number, int) for number in numbers)
@@ -211,14 +213,6 @@ def _parse_sweep(text: str, source: str, key: str) -> Any:
         # a range is without its end; the domain's own is lowered to a value that the steps meet
         domain |= {"high": high - 1 if is_int else math.nextafter(high, low), "step": step[0]}
     return domain | {"log": "log" in sweep.tags}
-
-
-def _are_numbers(*values: Any) -> bool:
-    """Whether all values are finite numbers; Hydra takes true and false for whole numbers."""
-    return all(
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        for value in values
-    )
 
 
 def _unquoted(value: Any) -> Any:

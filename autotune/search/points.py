@@ -13,8 +13,6 @@ import numpy as np
 
 from autotune.space import (
     Choice,
-    Float,
-    Int,
     Parameter,
     PowerOfTwo,
     Scalar,
@@ -296,17 +294,12 @@ def points(space: SearchSpace) -> Iterator[Suggestion]:
                 for point in points(beneath)
             ]
         else:
-            opened = [
-                {key: _value(parameter, index)} for index in range(round(_num_values(parameter)))
-            ]
+            low, step = parameter.low, parameter.step or 0
+            indices = range(round(_num_values(parameter)))
+            opened = (
+                [{key: low * 2**index} for index in indices]
+                if isinstance(parameter, PowerOfTwo)
+                else [{key: low + index * step} for index in indices]
+            )
         combined = [{**before, **after} for before in combined for after in opened]
     yield from map(Suggestion, combined)
-
-
-def _value(parameter: Float | Int, index: int) -> Any:
-    """Value of a parameter at a position, from 0, among its values."""
-    return (
-        parameter.low * 2**index
-        if isinstance(parameter, PowerOfTwo)
-        else parameter.low + index * (parameter.step or 0)
-    )

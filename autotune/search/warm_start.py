@@ -254,10 +254,9 @@ def _decisive_log_step(study: EarlierStudy, last: float) -> float:
     ``last`` if no trial did.
     """
     reached = sorted(
-        (seconds, trial.steps[index])
+        (trial.train_seconds[index], trial.steps[index])
         for trial in study.trials
-        if (seconds := trial.time_to_target(study.target)) is not None
-        and (index := trial.index_of_target(study.target)) is not None
+        if (index := trial.index_of_target(study.target)) is not None
     )
     best = reached[: max(1, round(0.1 * len(reached)))]
     return float(np.median([math.log(max(step, 0.5)) for _, step in best])) if best else last

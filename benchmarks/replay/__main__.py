@@ -93,7 +93,7 @@ def replay_command(arguments: Sequence[str]) -> int:
     from autotune.search.warm_start import earlier_study  # imports optuna
     from autotune.tracking.earlier_recordings import earlier_recordings  # after --help
     from benchmarks.replay.replayed_policy import replayed_policy  # imports optuna
-    from benchmarks.replay.simulation import replay, write_trace  # imports optuna
+    from benchmarks.replay.simulation import best_seconds, replay, write_trace  # imports optuna
 
     composer = composer_of(line, ["search.num_trials=null", *overrides])
     composer.refuse_sweeps()
@@ -126,7 +126,7 @@ def replay_command(arguments: Sequence[str]) -> int:
         f"{Path(own.recording).name}: {num_trials} of {len(recording.trials)} trials,"
         f" {trace.train_seconds:.4g} s of training"
     )
-    best = recording.best_seconds
+    best = best_seconds(recording)
     if best is None:
         print("no recorded trial reaches the target")
     else:

@@ -25,6 +25,12 @@ from benchmarks.replay.nearest_recorded import RecordedPoints
 _OUTCOME_OF = {Decision.CAP: Outcome.CAPPED, Decision.STOP: Outcome.STOPPED}
 
 
+def best_seconds(recording: Recording) -> float | None:
+    """Shortest time to target of all trials of a recording; None if no trial reached the target."""
+    times = (trial.time_to_target(recording.target) for trial in recording.trials)
+    return min((seconds for seconds in times if seconds is not None), default=None)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
     """One stretch of training: what one worker trained of one trial without a pause."""
@@ -73,7 +79,7 @@ class Trace:
         Device-seconds are seconds of the clock times the number of workers, idle workers included.
         ``charges`` come on top.
         """
-        best = recording.best_seconds
+        best = best_seconds(recording)
         if best is None:
             return None
         good = {
@@ -199,7 +205,7 @@ class _Replay:
         self._target = recording.target
         self._points = points
         self._policy = policy
-        best = recording.best_seconds
+        best = best_seconds(recording)
         self._enough_seconds = -math.inf if within is None or best is None else (1 + within) * best
         self._num_workers = num_workers
         self._trainings: dict[int, _Training] = {}

@@ -16,7 +16,7 @@ import numpy as np
 
 from autotune.outcome import Outcome
 from autotune.recording import Recording
-from benchmarks.replay.simulation import Trace
+from benchmarks.replay.simulation import Trace, best_seconds
 
 WITHIN = 0.1
 """How far above the best recorded time to target a trial may be to end the search."""
@@ -77,7 +77,7 @@ def score_trace(
         resume_seconds, decision_seconds: what resuming a trial and a decision take, for the cost
             multiple with charges.
     """
-    best = recording.best_seconds
+    best = best_seconds(recording)
     assert best is not None, "a recording in which no trial reaches the target says nothing"
     found = trace.seconds_until(recording, WITHIN)
     spent = max((each.stopped_seconds for each in trace.stretches), default=0.0) * trace.num_workers
