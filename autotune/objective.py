@@ -9,7 +9,6 @@ give is refused before anything is trained there, and is never replaced by anoth
 
 import math
 import operator
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
@@ -56,12 +55,8 @@ def check_measured(objective: Objective, devices: Iterable[Device]) -> None:
             raise ConfigError(f"objective: {missing}")
 
 
-class _Growing(ABC):
+class _Growing(BoundedObjective):
     """Base of objectives that grow during a training."""
-
-    @abstractmethod
-    def lower_bound(self, evaluation: Evaluation) -> float:
-        """Lowest score that a trial can still get after an evaluation."""
 
     def score(self, result: TrialResult) -> float:
         """Score of a trial: its lower bound when the target was reached.
@@ -151,7 +146,7 @@ class Cost(_Amortised):
     def __post_init__(self) -> None:
         super().__post_init__()
         for kind, price in self._prices.items():
-            if not 0 < price < float("inf"):
+            if not 0 < price < math.inf:
                 raise ConfigError(
                     f"cluster.price_per_hour: found {price} for {kind!r}, must be above 0"
                 )
@@ -270,7 +265,7 @@ class Pareto(_Growing):
             known = set(weights) <= set(self.objectives)
             if (
                 not known
-                or not all(0 <= weight < float("inf") for weight in weights.values())
+                or not all(0 <= weight < math.inf for weight in weights.values())
                 or not sum(weights.values()) > 0
             ):
                 raise ConfigError(

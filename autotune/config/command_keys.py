@@ -15,6 +15,7 @@ from dataclasses import MISSING, Field, field, fields
 from types import NoneType
 from typing import Any, TypeVar, get_args
 
+from autotune.config.experiments import help_rows
 from autotune.errors import ConfigError, did_you_mean
 
 Keys = TypeVar("Keys")
@@ -54,10 +55,7 @@ def own_key(
 def own_keys_help(keys: type[Any]) -> str:
     """List the keys of a command as lines of a help text."""
     rows = [(_usage(key), key.metadata["help"]) for key in fields(keys)]
-    width = max(len(usage) for usage, _ in rows)
-    return "\n".join(
-        ["keys of this command:", *(f"  {usage:<{width}}  {purpose}" for usage, purpose in rows)]
-    )
+    return f"keys of this command:\n{help_rows(rows)}"
 
 
 def read_own_keys(keys: type[Keys], overrides: Sequence[str]) -> tuple[Keys, tuple[str, ...]]:

@@ -278,10 +278,7 @@ class ConfigFiles:
             )
         if unknown := re.search(r"Could not override '([^']+)'", text):
             groups = [line for line in overrides if self.options(line.partition("=")[0])]
-            try:
-                config, _ = self._compose(groups if groups != [*overrides] else [])
-            except ConfigError:
-                config, _ = self._compose([])
+            config, _ = self._compose(groups if groups != [*overrides] else [])
             keys = [where for where, _, _ in entries(config)]
             return ConfigError(unknown_key_message(unknown[1], keys))
         if isinstance(error, HydraException | OmegaConfBaseException) and text:

@@ -44,7 +44,11 @@ def options(group: str, config_dirs: Sequence[str] = ()) -> list[tuple[str, str]
 
 def options_help(group: str, config_dirs: Sequence[str] = ()) -> str:
     """List all options of a group with their purposes, as indented lines of a help text."""
-    rows = options(group, config_dirs)
+    return help_rows(options(group, config_dirs))
+
+
+def help_rows(rows: Sequence[tuple[str, str]]) -> str:
+    """Names with their purposes, as indented lines of a help text in two columns."""
     width = max((len(name) for name, _ in rows), default=0)
     return "\n".join(f"  {name:<{width}}  {purpose}" for name, purpose in rows)
 

@@ -31,11 +31,13 @@ from autotune.remote import check_listens
 
 JOURNAL = "study.log"
 
+_POSTGRESQL = {"connect_timeout": 10, "tcp_user_timeout": 60_000}
+_MYSQL = {"connect_timeout": 10, "read_timeout": 60, "write_timeout": 60}
 _CONNECT_ARGUMENTS = {
-    "psycopg": {"connect_timeout": 10, "tcp_user_timeout": 60_000},
-    "psycopg2": {"connect_timeout": 10, "tcp_user_timeout": 60_000},
-    "pymysql": {"connect_timeout": 10, "read_timeout": 60, "write_timeout": 60},
-    "mysqldb": {"connect_timeout": 10, "read_timeout": 60, "write_timeout": 60},
+    "psycopg": _POSTGRESQL,
+    "psycopg2": _POSTGRESQL,
+    "pymysql": _MYSQL,
+    "mysqldb": _MYSQL,
     "pysqlite": {"timeout": 60},
 }
 """Limits on waiting for a database, by driver: without them a connection that went silent is
