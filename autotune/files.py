@@ -119,13 +119,7 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException as error:
         with suppress(OSError):
             part.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename in (
-            None,
-            str(part),
-            str(path),
-            part,
-            path,
-        ):
+        if isinstance(error, OSError) and str(error.filename or path) in map(str, (part, path)):
             raise _cannot_be_written(path, error) from error
         raise
 
@@ -186,7 +180,7 @@ def check_kind(path: Path, *, is_folder: bool, may_be_link: bool = False) -> Non
         return
     except OSError as error:
         raise _cannot_be_written(path, error) from error
-    kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "a device")
+    kind = _KINDS.get(stat.S_IFMT(mode), "a device")
     wanted = "a folder" if is_folder else "a file"
     if kind != wanted and not (may_be_link and stat.S_ISLNK(mode)):
         raise FileError(f"{path}: found {kind}, must be {wanted}, or nothing there")
@@ -227,13 +221,13 @@ def check_writable(folder: Path) -> None:
         raise FileError(str(error).replace(str(probe), str(folder), 1)) from error
 
 
-_KINDS = (
-    (stat.S_ISREG, "a file"),
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISLNK, "a symbolic link"),
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-)
+_KINDS = {
+    stat.S_IFREG: "a file",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
 
 
 def _opened(path: Path, flags: int) -> int:

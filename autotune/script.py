@@ -20,7 +20,6 @@ import math
 import os
 import re
 import select
-import selectors
 import shlex
 import signal
 import socket
@@ -328,16 +327,14 @@ class _Script:
             yield message
 
     def _received(self) -> Iterator[Mapping[str, Any]]:
-        stdout = self._stdout
-        with contextlib.closing(stdout), selectors.DefaultSelector() as selector:
-            selector.register(stdout, selectors.EVENT_READ)
-            selector.register(self._channel, selectors.EVENT_READ)
+        with contextlib.closing(self._stdout) as stdout:
             texts: dict[int | None, bytes] = defaultdict(bytes)
             """The line that each process has begun."""
+            sources: list[_Stdout | socket.socket] = [stdout, self._channel]
             while True:
-                ready = [key.fileobj for key, _ in selector.select(1.0)]
+                ready, _, _ = select.select(sources, [], [], 1.0)
                 # before a report that follows it, and the last of both before the end
-                writer, read = self._stdout.read() if stdout in ready else (None, b"")
+                writer, read = stdout.read() if stdout in ready else (None, b"")
                 if read:
                     *lines, text = (texts[writer] + read).split(b"\n")
                     if len(text) >= _MAX_BYTES:
@@ -479,7 +476,7 @@ class _Script:
                     f"training: the command was not ended by SIGTERM within {_KEEP_SECONDS:g} s"
                 )
             # what it still says is no evaluation
-            if select.select([self._stdout.fileno()], [], [], _POLL_SECONDS)[0]:
+            if select.select([self._stdout], [], [], _POLL_SECONDS)[0]:
                 said = self._stdout.read()[1].splitlines(keepends=True)
                 os.write(1, b"".join(line for line in said if not line.startswith(_IMPORT_TIME)))
             self._receive(time.monotonic())
