@@ -200,6 +200,11 @@ class ConfigFiles:
         chooses = [f"{group}={override_text(option)}"] if is_its_own else experiment
         return copy.deepcopy(self._compose([*chooses, *beneath])[0][group])
 
+    def _is_replaced(self, group: str, option: str, parsed: Sequence[Override]) -> bool:
+        """Whether the experiment chose another option of a group."""
+        experiment = _lines_of("experiment", parsed)
+        return bool(experiment) and self._compose(experiment)[1].get(group) not in (None, option)
+
     def _drop_arguments_of_replaced_targets(
         self, config: dict[str, Any], choices: Choices, parsed: Sequence[Override]
     ) -> None:
