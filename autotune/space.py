@@ -240,7 +240,7 @@ class SearchSpace:
 
     def __post_init__(self) -> None:
         places: dict[str, str] = {}
-        for _, key, _, chosen in self._walk():
+        for _, key, _, chosen in self.walk():
             above = next(iter(chosen), key)
             place = f"beneath {above}" if chosen else key
             if places.setdefault(key, place) != place:
@@ -388,23 +388,18 @@ class SearchSpace:
     @property
     def keys(self) -> list[str]:
         """Config keys of the parameters of every branch, outer ones first."""
-        return list(dict.fromkeys(key for _, key, _ in self.items()))
+        return list(dict.fromkeys(key for _, key, _, _ in self.walk()))
 
     @property
     def choices(self) -> list[str]:
         """Config keys of the choices of every branch, outer ones first."""
         return list(
             dict.fromkeys(
-                key for _, key, parameter in self.items() if isinstance(parameter, Choice)
+                key for _, key, parameter, _ in self.walk() if isinstance(parameter, Choice)
             )
         )
 
-    def items(self) -> Iterator[tuple[str, str, Parameter]]:
-        """Yield every parameter of every branch: qualified name, config key, parameter."""
-        for name, key, parameter, _ in self._walk():
-            yield name, key, parameter
-
-    def _walk(
+    def walk(
         self, branch: str = "", chosen: Mapping[str, Any] = MappingProxyType({})
     ) -> Iterator[tuple[str, str, Parameter, Mapping[str, Any]]]:
         """Yield every parameter of every branch: qualified name, config key, parameter, and the
@@ -415,7 +410,7 @@ class SearchSpace:
             if isinstance(parameter, Choice):
                 for index, (value, beneath) in enumerate(parameter.options):
                     deeper = parameter.branch(branch + key, index)
-                    yield from beneath._walk(deeper, {**chosen, key: value})  # noqa: SLF001
+                    yield from beneath.walk(deeper, {**chosen, key: value})
 
     def probes(self) -> Iterator[tuple[str, Any, Suggestion]]:
         """Yield points that together open every branch: for each option of each choice, its name,
@@ -424,7 +419,7 @@ class SearchSpace:
         Other choices take their first options, and numbers their lowest values. Two more points,
         with an empty name, take the first options with the lowest and with the highest numbers.
         """
-        for name, key, parameter, chosen in self._walk():
+        for name, key, parameter, chosen in self.walk():
             if isinstance(parameter, Choice):
                 for value, _ in parameter.options:
                     yield name, value, self._probe({**chosen, key: value}, high=False)

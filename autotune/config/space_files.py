@@ -48,8 +48,9 @@ def read_search_space(entries: Sequence[Any], composer: Composer) -> SearchSpace
         sweeps = SearchSpace.from_mapping(
             _without_sweeps(composer.sweeps, "command line"), "command line"
         )
-        known = {key for _, key, _ in space.items()}
-        added = {key: parameter for key, parameter in sweeps.parameters.items() if key not in known}
+        added = {
+            key: parameter for key, parameter in sweeps.parameters.items() if key not in space.keys
+        }
         space = _with_domains(space, sweeps).merged_with(
             SearchSpace(added, dict.fromkeys(added, "command line"))
         )
@@ -103,7 +104,7 @@ def check_space(space: SearchSpace, composer: Composer) -> list[tuple[str, Any, 
 
 
 def _check_searchable(space: SearchSpace) -> None:
-    for _, key, parameter in space.items():
+    for _, key, parameter, _ in space.walk():
         where, root = f"{space.source}: {key}", key.replace("/", ".").split(".")[0]
         if root in FIXED_KEYS:
             raise SearchSpaceError(

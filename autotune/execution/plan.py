@@ -432,7 +432,7 @@ def describe_plan(plan: StudyPlan) -> list[str]:
     cpus, gpus = plan.for_search().resources(plan.trial)
     share = f"1/{n}" if (n := plan.for_search().trials_per_gpu) > 1 else gpus
     baseline = plan.baseline and " ".join(plan.baseline.as_overrides())
-    width = max(len(name) for name, _, _ in plan.space.items())
+    width = max(len(name) for name, *_ in plan.space.walk())
     return [
         f"study     {plan.name} -> {plan.folder}",
         f"target    {target}, at most {target.max_train_seconds:g} s of training a trial",
@@ -444,7 +444,7 @@ def describe_plan(plan: StudyPlan) -> list[str]:
         "space",
         *(
             f"  {name:<{width}}  {_describe_domain(domain)}"
-            for name, _, domain in plan.space.items()
+            for name, _, domain, _ in plan.space.walk()
         ),
         *(f"  left out: {line}" for line in plan.dropped),
         *(f"earlier   {study.summary}" for study in plan.earlier),

@@ -173,11 +173,11 @@ class FreezeThawSampler(PausingSampler):
 
     def started(self, number: int, suggestion: Suggestion) -> None:
         """Register a new trial; its point is not always the one that was proposed."""
-        point, key = self._history.cube.encode([suggestion]), suggestion.key
+        features, key = self._history.cube.features([suggestion]), suggestion.key
         self._trials[number] = KnownTrial(
             key=key,
-            features=self._history.cube.features(point)[0],
-            prior_means=self._earlier.prior_means(point)[0],
+            features=features[0],
+            prior_means=self._earlier.prior_means(features)[0],
             log_length=self._history.log_length(suggestion),
             is_repeat=key in self._history.estimates.keys,
             last_chosen=self._num_draws,

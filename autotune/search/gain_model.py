@@ -95,12 +95,10 @@ class GainModel:
         history = self._history
         log_smallest = math.log(smallest_step := min(trial.curve[0].step for trial in history.seen))
         trials = [history.trials[number] for number in waiting]
-        points = history.cube.encode(drawn)
-        features = np.concatenate(
-            [history.cube.features(points), *(trial.features[None] for trial in trials)]
-        )
-        prior_means = np.concatenate(
-            [self._earlier.prior_means(points), *(trial.prior_means[None] for trial in trials)]
+        of_drawn = history.cube.features(drawn)
+        features = np.vstack([of_drawn, *(trial.features for trial in trials)])
+        prior_means = np.vstack(
+            [self._earlier.prior_means(of_drawn), *(trial.prior_means for trial in trials)]
         )
         log_lengths = np.array(
             [history.log_length(point) for point in drawn] + [trial.log_length for trial in trials]

@@ -94,8 +94,8 @@ def _shares(space: SearchSpace, trials: Sequence[RecordedTrial], values: Array) 
     encoded = cube.encode([trial.suggestion for trial in trials])
     distributions: dict[str, BaseDistribution] = {}
     columns: dict[str, list[Any]] = {}
-    for (name, _, _), num_options, column in zip(
-        space.items(), cube.num_options, encoded.T, strict=True
+    for (name, *_), num_options, column in zip(
+        space.walk(), cube.num_options, encoded.T, strict=True
     ):
         if pd.Series(column).nunique() < 2:
             continue

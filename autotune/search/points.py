@@ -54,7 +54,15 @@ class UnitCube:
     """
 
     def __init__(self, space: SearchSpace) -> None:
-        self._coordinates = list(_coordinates(space))
+        self._coordinates = [
+            _Coordinate(
+                key,
+                parameter,
+                frozenset((choice, override_text(value)) for choice, value in chosen.items()),
+                _encoded_options(parameter) if isinstance(parameter, Choice) else {},
+            )
+            for _, key, parameter, chosen in space.walk()
+        ]
         self.num_options = [coordinate.num_options for coordinate in self._coordinates]
         """Number of options of each coordinate that is a category, 0 for a coordinate that is a
         number."""
@@ -63,11 +71,8 @@ class UnitCube:
             for index, count in enumerate(self.num_options)
             for option in range(min(MAX_ONE_HOT, max(1, count)))
         ]
-        indices, options = zip(*of_features, strict=True) if of_features else ((), ())
-        self._feature_indices, self._feature_options = (
-            np.array(indices, dtype=int),
-            np.array(options),
-        )
+        indices, options = np.array(of_features).reshape(-1, 2).T
+        self._feature_indices, self._feature_options = indices.astype(int), options
         """Coordinate of each feature, and the option that a one-hot feature is about; NaN for a
         number."""
 
@@ -84,13 +89,14 @@ class UnitCube:
                     row[index] = coordinate.encode(values[coordinate.key])
         return encoded
 
-    def features(self, encoded: Array) -> Array:
-        """A model's features ``[points, features]`` from coordinates: without NaN, and categories
+    def features(self, points: Sequence[Suggestion]) -> Array:
+        """A model's features ``[points, features]``: coordinates without NaN, and with categories
         one-hot.
 
         A category of more than ``MAX_ONE_HOT`` options has that many features, with signs drawn at
         random for each option, which are about as far from each other as one-hot features are.
         """
+        encoded = self.encode(points)
         spread = encoded[:, self._feature_indices]
         is_number = np.isnan(self._feature_options)
         numbers = np.where(np.isnan(spread), _NOT_OPEN, spread)
@@ -145,18 +151,6 @@ class _Coordinate:
         if self.parameter.log:
             low, high, value = math.log(low), math.log(high), math.log(value)
         return float(min(1.0, max(0.0, (value - low) / (high - low))))
-
-
-def _coordinates(
-    space: SearchSpace, branch: frozenset[tuple[str, str]] = frozenset()
-) -> Iterator[_Coordinate]:
-    for key, parameter in space.parameters.items():
-        if isinstance(parameter, Choice):
-            yield _Coordinate(key, parameter, branch, _encoded_options(parameter))
-            for value, opened in parameter.options:
-                yield from _coordinates(opened, branch | {(key, override_text(value))})
-        else:
-            yield _Coordinate(key, parameter, branch, {})
 
 
 def _encoded_options(choice: Choice) -> dict[str, float]:
@@ -259,8 +253,7 @@ class Candidates:
             return point
         # enough to stay near what the sampler finds promising
         drawn = self.draw(rng, 64) or [point]
-        cube = UnitCube(self._space)
-        features = cube.features(cube.encode([point, *drawn]))
+        features = UnitCube(self._space).features([point, *drawn])
         return drawn[int(((features[1:] - features[0]) ** 2).sum(axis=1).argmin())]
 
 

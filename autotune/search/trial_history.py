@@ -195,7 +195,7 @@ class TrialHistory:
 
     def add_infeasible(self, suggestion: Suggestion) -> None:
         """Learn that no training can run a point."""
-        features = self.cube.features(self.cube.encode([suggestion]))[0]
+        features = self.cube.features([suggestion])[0]
         self.feasibility.add(" ".join(suggestion.key), features, is_feasible=False)
 
     def expected_scores(self) -> dict[int, float]:
@@ -330,7 +330,7 @@ class TrialHistory:
         """Draw the index of one of the points, with probability proportional to its chance of
         being feasible.
         """
-        chances = np.exp(self.feasibility.log_chances(self.cube.features(self.cube.encode(drawn))))
+        chances = np.exp(self.feasibility.log_chances(self.cube.features(drawn)))
         return int(rng.choice(len(drawn), p=chances / chances.sum()))
 
     def may_win(self, trial: KnownTrial) -> bool:

@@ -61,7 +61,7 @@ def earlier_study(name: str, recording: Recording, space: SearchSpace) -> Earlie
         elif values and any(map(math.isfinite, trial.metrics)):
             kept.append(RecordedTrial(**{**vars(trial), "suggestion": Suggestion(values)}))
     known = {key for trial in recording.trials for key in trial.suggestion.values}
-    wanted = {key for _, key, _ in space.items()}
+    wanted = set(space.keys)
     parts = [f"{name}: {len(kept)} of {len(recording.trials)} trials"]
     parts += [
         f"{count} left out, whose {key} this search space does not have"
@@ -163,8 +163,7 @@ class WarmStart:
     """
 
     def __init__(self, studies: Sequence[EarlierStudy], space: SearchSpace, seed: int) -> None:
-        self._cube = UnitCube(space)
-        self._models = [_PriorMeanModel(study, self._cube) for study in studies]
+        self._models = [_PriorMeanModel(study, UnitCube(space)) for study in studies]
         self.points = first_points(studies, space, seed=seed, count=12 * len(studies))
         """Good points of earlier studies that have not been tried yet, the best point of each
         study first."""
@@ -191,13 +190,12 @@ class WarmStart:
         self._num_tried += len(self.points) - len(left)
         self.points = left
 
-    def prior_means(self, coordinates: Array) -> Array:
-        """Prior means ``[points, studies]`` of points with the given coordinates ``[points,
-        parameters]``, higher is better.
+    def prior_means(self, features: Array) -> Array:
+        """Prior means ``[points, studies]`` of points with the given features ``[points,
+        features]``, higher is better.
         """
-        if not self._models or not len(coordinates):
-            return np.zeros((len(coordinates), len(self._models)))
-        features = self._cube.features(coordinates)
+        if not self._models or not len(features):
+            return np.zeros((len(features), len(self._models)))
         return np.column_stack([model.predict(features) for model in self._models])
 
 
@@ -207,7 +205,7 @@ class _PriorMeanModel:
     """
 
     def __init__(self, study: EarlierStudy, cube: UnitCube) -> None:
-        features = cube.features(cube.encode([trial.suggestion for trial in study.trials]))
+        features = cube.features([trial.suggestion for trial in study.trials])
         rows = [
             (
                 trial_index,

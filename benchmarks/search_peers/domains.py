@@ -42,7 +42,7 @@ class FlatDomains:
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
         asked = _Domains()
-        for name, _, parameter in space.items():
+        for name, _, parameter, _ in space.walk():
             parameter.suggest(asked, name)
         self.domains: dict[str, Number | Options] = {
             name: domain for name, domain in asked.found.items() if not _is_constant(domain)

@@ -135,7 +135,7 @@ def test_branches_may_share_what_opens_beneath_them(write_space: WriteSpace) -> 
         " adamw:\n      <<: *lr\n      optimizer.eps: [1.0]\n"
     )
     space = read_search_space([path], COMPOSER)
-    assert [name for name, _, _ in space.items()] == [
+    assert [name for name, *_ in space.walk()] == [
         "optimizer",
         "optimizer=sgd/optimizer.lr",
         "optimizer=adamw/optimizer.lr",
@@ -307,7 +307,7 @@ def test_hydras_sweep_words_are_read_in_files_and_on_the_command_line(
 def test_sweep_words_are_read_beneath_a_choice_too() -> None:
     beneath = {"sgd": {"optimizer.lr": "tag(log, interval(1e-3,1))"}}
     space = read_search_space([{"optimizer": {"type": "choice", "choices": beneath}}], COMPOSER)
-    assert {name: parameter for name, _, parameter in space.items()}[
+    assert {name: parameter for name, _, parameter, _ in space.walk()}[
         "optimizer=sgd/optimizer.lr"
     ] == Float(low=1e-3, high=1.0, log=True)
 
@@ -347,7 +347,7 @@ def test_a_sweep_narrows_a_key_in_every_branch_it_stands_in() -> None:
     space = read_search_space(
         ["search_spaces/cnn.yaml"], Composer(["optimizer.lr=interval(0.1,0.2)"])
     )
-    found = {name: parameter for name, key, parameter in space.items() if key == "optimizer.lr"}
+    found = {name: parameter for name, key, parameter, _ in space.walk() if key == "optimizer.lr"}
     assert found == dict.fromkeys(
         ["optimizer=sgd/optimizer.lr", "optimizer=adamw/optimizer.lr"], Float(low=0.1, high=0.2)
     )
@@ -355,7 +355,7 @@ def test_a_sweep_narrows_a_key_in_every_branch_it_stands_in() -> None:
 
 def test_a_sweep_over_fewer_choices_keeps_what_they_open() -> None:
     space = read_search_space(["search_spaces/cnn.yaml"], Composer(["optimizer=choice(sgd)"]))
-    assert [name for name, _, _ in space.items()][:3] == [
+    assert [name for name, *_ in space.walk()][:3] == [
         "optimizer",
         "optimizer=sgd/optimizer.lr",
         "optimizer=sgd/optimizer.momentum",

@@ -63,7 +63,7 @@ def make_plan(*overrides: str, on: Capabilities = _CPU) -> StudyPlan:
 
 
 def options_of(plan: StudyPlan, name: str) -> list[Any]:
-    found = {each: domain for each, _, domain in plan.space.items()}
+    found = {each: domain for each, _, domain, _ in plan.space.walk()}
     return [value for value, _ in found[name].options]
 
 
