@@ -135,21 +135,13 @@ def replace_file(path: Path, content: str | bytes) -> None:
 
 
 def appending(path: Path) -> TextIO:
-    """Open a text file to append to it, made if missing; line ends are written as they are.
+    """Open a text file to append to it, or to lock it, made if missing; line ends are written as
+    they are.
 
     Raises:
         FileError: the file cannot be opened, or is a symbolic link or no file; names it.
     """
     return os.fdopen(_opened(path, os.O_WRONLY | os.O_APPEND), "a", newline="", encoding="utf-8")
-
-
-def opened_to_lock(path: Path) -> TextIO:
-    """Open a file that exists to be locked, made if missing; nothing is written to it.
-
-    Raises:
-        FileError: the file cannot be opened, or is a symbolic link or no file; names it.
-    """
-    return os.fdopen(_opened(path, os.O_WRONLY), "w", encoding="utf-8")
 
 
 def make_folder(path: Path) -> Path:

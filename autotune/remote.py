@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from autotune.errors import ConfigError, DataError
-from autotune.files import make_folder, opened_to_lock
+from autotune.files import appending, make_folder
 from autotune.redaction import without_secrets
 
 CACHE_VARIABLE = "AUTOTUNE_CACHE"
@@ -103,7 +103,7 @@ def fetched(location: str, key: str) -> Path:
         digest = hashlib.sha256(f"{location} {version}".encode()).hexdigest()[:20]
         name = urlsplit(location).path.rstrip("/").rpartition("/")[2] or "file"
         folder = make_folder(cache_folder() / digest)
-        with opened_to_lock(folder / ".lock") as lock:
+        with appending(folder / ".lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (folder / name).is_file():
                 num_bytes = f" ({info['size'] / 1e6:,.1f} MB)" if info.get("size") else ""

@@ -12,7 +12,6 @@ from autotune.files import (
     FORMAT,
     appending,
     check_format,
-    opened_to_lock,
     replace_file,
     replacing,
 )
@@ -73,10 +72,7 @@ def test_a_part_that_another_process_replaced_meanwhile_is_refused(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("opened", [appending, opened_to_lock])
-def test_what_is_appended_to_or_locked_is_a_file_and_no_link_or_pipe(
-    tmp_path: Path, opened: Callable[[Path], object]
-) -> None:
+def test_what_is_appended_to_or_locked_is_a_file_and_no_link_or_pipe(tmp_path: Path) -> None:
     victim, path = tmp_path / "victim", tmp_path / "autotune.log"
     victim.write_text("precious")
     path.symlink_to(victim)
@@ -84,15 +80,15 @@ def test_what_is_appended_to_or_locked_is_a_file_and_no_link_or_pipe(
         FileError,
         match=r"autotune\.log: found a symbolic link, must be a file, or nothing there$",
     ):
-        opened(path)
+        appending(path)
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(FileError, match="found a pipe, must be a file"):
-        opened(path)
+        appending(path)
     path.unlink()
     path.mkdir()
     with pytest.raises(FileError, match="found a folder, must be a file"):
-        opened(path)
+        appending(path)
     assert victim.read_text() == "precious"
 
 

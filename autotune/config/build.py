@@ -75,12 +75,10 @@ def resolve_target(
     _check_name(name, allowed, where, component)
     found = _locate(name, where)
     module = str(getattr(found, "__module__", None))
-    is_of_packages = inspect.isclass(found) and within(module, PACKAGES)
-    is_shipped = f"{module}.{getattr(found, '__qualname__', None)}" in shipped_components().get(
-        component or "", ()
-    )
     is_component = component is not None and (
-        is_shipped or is_of_packages or module == "torch.nn.functional"
+        f"{module}.{getattr(found, '__qualname__', None)}" in shipped_components()[component]
+        or (inspect.isclass(found) and within(module, PACKAGES))
+        or module == "torch.nn.functional"
     )
     if not is_component and not (within(name, allowed) and within(module, allowed)):
         raise TargetNotAllowedError(
@@ -194,7 +192,7 @@ def component_key(where: str) -> str | None:
 
     None if it belongs to no component.
     """
-    return next((key for key in KEYS if where == key or where.startswith(f"{key}.")), None)
+    return next((key for key in KEYS if within(where, [key])), None)
 
 
 @functools.cache
@@ -244,9 +242,9 @@ def within(name: Any, packages: Sequence[str]) -> bool:
 
 
 def _check_name(name: Any, allowed: Sequence[str], where: str, component: str | None) -> None:
-    is_of_packages = within(name, PACKAGES) and name not in PACKAGES
     is_component = component is not None and (
-        is_of_packages or (isinstance(name, str) and name in shipped_components()[component])
+        (within(name, PACKAGES) and name not in PACKAGES)
+        or (isinstance(name, str) and name in shipped_components()[component])
     )
     if not is_component and not within(name, allowed):
         raise TargetNotAllowedError(_refusal(where, repr(name), component, str(name)))

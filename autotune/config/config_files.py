@@ -21,7 +21,6 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -68,19 +67,6 @@ _BARE = "_bare_"
 """Name of an option without any key."""
 _INTERPOLATION = re.compile(r"\$\{[\w.\[\]/-]+\}")
 _PACKAGE = re.compile(r"\s*#\s*@package +(\S+) *(\n|$)")
-_COMPOSING_ERRORS = (
-    HydraException,
-    OmegaConfBaseException,
-    yaml.YAMLError,
-    OSError,
-    ValueError,
-    RecursionError,
-    # Hydra takes some files apart without a check
-    AssertionError,
-    LookupError,
-    TypeError,
-    AttributeError,
-)
 
 
 class ConfigFiles:
@@ -243,7 +229,7 @@ class ConfigFiles:
                 }
                 plain: Any = OmegaConf.to_container(composed)
                 del plain["hydra"]
-            except _COMPOSING_ERRORS as error:
+            except Exception as error:  # Hydra takes some files apart without a check
                 raise self._explained(error, overrides) from error
             self._composed[key] = plain, choices
         return self._composed[key]

@@ -19,7 +19,6 @@ from autotune.files import (
     check_kind,
     check_writable,
     make_folder,
-    opened_to_lock,
 )
 from autotune.redaction import LogFormatter
 from autotune.tracking.writer import ShownWarnings
@@ -39,7 +38,7 @@ def sole_user(folder: Path) -> Iterator[None]:
     with _refused_as_study():
         make_folder(folder)
         _check_kinds(folder)
-        file = opened_to_lock(folder / ".lock")
+        file = appending(folder / ".lock")
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

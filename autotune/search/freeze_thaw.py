@@ -256,21 +256,28 @@ class FreezeThawSampler(PausingSampler):
 
     def rejected(self, suggestion: Suggestion) -> None:
         """Learn that no training can run a point."""
-        self._history.add_infeasible(suggestion)
+        features = self._history.cube.features([suggestion])[0]
+        self._history.feasibility.add(" ".join(suggestion.key), features, is_feasible=False)
         self._candidates.tried(suggestion)
 
     def expected_scores(self) -> dict[int, float]:
         """Expected score of another run of the same configuration, for every trial that reached
         the target, by trial number.
         """
-        return self._history.expected_scores()
+        by_key, unit = self._history.estimates.by_key(), self._history.unit
+        return {number: by_key[key] * unit for number, key in self._history.reached.items()}
 
     def score_to_beat(self, number: int) -> float:
         """Score that a trial must beat to be expected better than the incumbent.
 
-        For a repeat, a few times its expected score.
+        A repeat, which is to be measured, 4 times its own.
         """
-        return self._history.score_to_beat(number)
+        history, trial = self._history, self._trials.get(number)
+        if math.isinf(history.best):
+            return math.inf
+        if trial is None or not trial.is_repeat:
+            return history.estimates.incumbent * history.unit
+        return history.estimates.by_key()[trial.key] * 4.0 * history.unit
 
     def _choose(self, *, beside: int | None, new: bool) -> Suggestion | int | None:
         """Choose the point to train next, a paused trial, or the running trial ``beside`` (both

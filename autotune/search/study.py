@@ -24,7 +24,7 @@ import optuna
 from optuna.trial import TrialState
 
 from autotune.config.schema import first_difference, with_raised_limit
-from autotune.errors import ConfigError, DataError, StudyError
+from autotune.errors import ConfigError, StudyError, explained
 from autotune.files import FORMAT, STUDY_FILES, check_format
 from autotune.measurement import Evaluation, LearningCurve, Target, TrialResult
 from autotune.objective import Objective
@@ -95,6 +95,7 @@ def open_study(
         StudyError: the study exists with another definition, and the message names the first
             difference; or its journal is damaged; or the folder has results of a study, and the
             storage has none.
+        DataError: a newer autotune made the study.
         ConfigError: the storage cannot be opened, or the sampler is of neither kind.
     """
     quiet_optuna()
@@ -107,7 +108,7 @@ def open_study(
     )
     if not study.get_trials(deepcopy=False):
         _check_has_no_results(name, folder, storage_url)
-    _check_format(name, study)
+    check_format(study.user_attrs.get(_FORMAT), f"study.name={name}")
     stored = study_definition(study)
     # as a storage returns it: tuples are lists, keys are text
     wanted: dict[str, Any] = json.loads(json.dumps(definition))
@@ -138,6 +139,7 @@ def read_study(name: str, folder: Path, *, storage_url: str | None = None) -> St
 
     Raises:
         StudyError: no study has that name.
+        DataError: a newer autotune made the study.
     """
     quiet_optuna()
     if storage_url is None and not (folder / JOURNAL).is_file():
@@ -156,16 +158,8 @@ def read_study(name: str, folder: Path, *, storage_url: str | None = None) -> St
             f"study={name}: no such study in"
             f" {without_secrets(storage_url or str(folder / JOURNAL))}; {known}"
         ) from error
-    _check_format(name, study)
+    check_format(study.user_attrs.get(_FORMAT), f"study.name={name}")
     return study
-
-
-def _check_format(name: str, study: Study) -> None:
-    """Raise StudyError for a study that a newer autotune made."""
-    try:
-        check_format(study.user_attrs.get(_FORMAT), f"study.name={name}")
-    except DataError as error:
-        raise StudyError(str(error)) from error
 
 
 def study_definition(study: Study) -> dict[str, Any]:
@@ -188,7 +182,7 @@ def stored_recording(
     Raises:
         StudyError: the database has no study of that name, or the storage does not hold what a
             study writes.
-        DataError: its search space is none.
+        DataError: its search space is none, or a newer autotune made the study.
     """
     places = (user_path(entry), studies / entry)
     folder = next((folder for folder in places if (folder / JOURNAL).is_file()), None)
@@ -201,7 +195,7 @@ def stored_recording(
     study = read_study(name, folder or studies / name, storage_url=None if folder else storage_url)
     definition = study_definition(study)
     with TemporaryDirectory(prefix="autotune-") as recording:
-        try:
+        with explained(f"study={name}: the storage does not hold what a study writes", StudyError):
             write_recording(
                 Path(recording),
                 results=list(finished_results(study).values()),
@@ -210,11 +204,6 @@ def stored_recording(
                 source=f"autotune study {name}",
                 baseline=baseline_number(study),
             )
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            raise StudyError(
-                f"study={name}: the storage does not hold what a study writes ({reason})"
-            ) from error
         return name, read_recording(Path(recording))
 
 

@@ -133,7 +133,8 @@ class TrialHistory:
         self._objective = objective
         self._is_time = isinstance(objective, AmortisedTime)
         self._length_key = length_key if _is_length(space, length_key) else None
-        self._reached: dict[int, Key] = {}
+        self.reached: dict[int, Key] = {}
+        """The configuration of every trial that reached the target."""
         self._least_gap = 1.0
         self.unit = 1.0 if self._is_time else 0.0
         """Score of a second of training, of the first trial seen (0 before it): all scores are
@@ -191,31 +192,7 @@ class TrialHistory:
             is_repeatable = key in self.points and self._can_repeat(self.points[key])
             self._scores.add(key, features, result.outcome, spent, can_repeat=is_repeatable)
             if score is not None:
-                self._reached[result.trial] = key
-
-    def add_infeasible(self, suggestion: Suggestion) -> None:
-        """Learn that no training can run a point."""
-        features = self.cube.features([suggestion])[0]
-        self.feasibility.add(" ".join(suggestion.key), features, is_feasible=False)
-
-    def expected_scores(self) -> dict[int, float]:
-        """Expected score of another run of the same configuration, for every trial that reached
-        the target, by trial number.
-        """
-        by_key = self.estimates.by_key()
-        return {number: by_key[key] * self.unit for number, key in self._reached.items()}
-
-    def score_to_beat(self, number: int) -> float:
-        """Score that a trial must beat to be expected better than the incumbent.
-
-        A repeat, which is to be measured, 4 times its own.
-        """
-        trial = self.trials.get(number)
-        if math.isinf(self.best):
-            return math.inf
-        if trial is None or not trial.is_repeat:
-            return self.estimates.incumbent * self.unit
-        return self.estimates.by_key()[trial.key] * 4.0 * self.unit
+                self.reached[result.trial] = key
 
     def due_repeat(self) -> Suggestion | None:
         """The point expected to be the best, if it is to be trained again now.
@@ -234,11 +211,10 @@ class TrialHistory:
         runs = [number for number, trial in self.trials.items() if trial.key == key]
         if not runs or any(not self.trials[number].has_ended for number in runs):
             return None
-        # repeats of a broken configuration all end in errors
-        if key == self.estimates.challenger and len(runs) <= 2:
-            return self.points[key]
         is_due = (
-            key != self.estimates.challenger and len(runs) < 4 and max(self.trials) - max(runs) >= 8
+            len(runs) <= 2  # repeats of a broken configuration all end in errors
+            if key == self.estimates.challenger
+            else len(runs) < 4 and max(self.trials) - max(runs) >= 8
         )
         return self.points[key] if is_due else None
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from autotune.config.command_line import EXIT_BAD_INPUT, EXIT_NOT_REACHED
 from autotune.config.compose import Composer, Source
 from autotune.errors import ConfigError, ExecutionError, FileError
-from autotune.files import WEIGHTS_FILE, make_folder, opened_to_lock
+from autotune.files import WEIGHTS_FILE, appending, make_folder
 from autotune.space import override_text
 
 
@@ -92,7 +92,7 @@ def _sole_trainer(path: Path) -> Iterator[None]:
         ConfigError: the folder of the source's checkpoint cannot be written.
     """
     try:
-        file = opened_to_lock(make_folder(path.parent) / f".{path.stem}.lock")
+        file = appending(make_folder(path.parent) / f".{path.stem}.lock")
     except FileError as error:
         raise ConfigError(f"study.folder: {error}") from error
     with file:
