@@ -76,7 +76,7 @@ def check_format(found: Any, where: object) -> None:
     """
     if found is None:
         return
-    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+    if type(found) is not int or found < 1:
         raise DataError(
             f"{where}: {FORMAT_KEY}: found {str(found)[:80]!r}, must be a whole number from 1"
             f" to {FORMAT}"

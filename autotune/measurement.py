@@ -13,7 +13,7 @@ give three times to target:
 import math
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -384,12 +384,10 @@ def differing_devices(runs: Iterable[TrialResult]) -> str | None:
     """A note on runs whose times do not compare, as their devices of one type differ in kind,
     power limit or clocks, or were shared; None if none do.
     """
-    counts: dict[str, Counter[str]] = {}
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for run in runs:
         if "device" in run.fingerprint:
-            counts.setdefault(run.fingerprint.get("device_type", ""), Counter())[
-                _device_text(run.fingerprint)
-            ] += 1
+            counts[run.fingerprint.get("device_type", "")][_device_text(run.fingerprint)] += 1
     different = [
         f"{text} ({count})"
         for kinds in counts.values()

@@ -224,11 +224,6 @@ class Outcome(StrEnum):
         return self.traits.ending in (Ending.REACHED, Ending.CENSORED)
 
     @property
-    def needs_new_worker(self) -> bool:
-        """Whether the process that ran the trial must not run another one."""
-        return self.traits.needs_new_worker
-
-    @property
     def falls_short(self) -> bool:
         """Whether the training itself, and no decision of the search, ended short of the target."""
         return self.traits.falls_short

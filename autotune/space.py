@@ -10,6 +10,7 @@ import json
 import math
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -128,12 +129,10 @@ class Choice:
     def __post_init__(self) -> None:
         if not self.options:
             raise ValueError("no choices; list at least one value")
-        seen: set[str] = set()
-        for value, _ in self.options:
-            text = override_text(value)
-            if text in seen:
-                raise ValueError(f"choice {text} is repeated; list each value once")
-            seen.add(text)
+        counts = Counter(override_text(value) for value, _ in self.options)
+        text, count = counts.most_common(1)[0]
+        if count > 1:
+            raise ValueError(f"choice {text} is repeated; list each value once")
 
     def suggest(self, trial: Any, name: str) -> Any:
         """Ask the trial's sampler for a value of the parameter."""

@@ -63,8 +63,8 @@ arguments and returns the exit code."""
 class CommandLine:
     """A parsed command line."""
 
-    overrides: tuple[str, ...]
-    config_dirs: tuple[str, ...]
+    overrides: list[str]
+    config_dirs: list[str]
     cfg: str | None
     """``job`` prints the configuration instead of running the command; None runs it."""
     resolve: bool
@@ -108,6 +108,7 @@ def parse_command_line(
     parser.add_argument(
         "--config-dir",
         "-cd",
+        dest="config_dirs",
         action="append",
         default=[],
         metavar="DIR",
@@ -123,13 +124,7 @@ def parse_command_line(
         "--resolve", action="store_true", help="with --cfg: interpolations resolved"
     )
     parser.add_argument("--version", action="version", version=f"autotune {_version()}")
-    parsed = parser.parse_intermixed_args(list(arguments))
-    return CommandLine(
-        overrides=tuple(parsed.overrides),
-        config_dirs=tuple(parsed.config_dir),
-        cfg=parsed.cfg,
-        resolve=parsed.resolve,
-    )
+    return CommandLine(**vars(parser.parse_intermixed_args(list(arguments))))
 
 
 def composer_of(line: CommandLine, overrides: Sequence[str]) -> "Composer":

@@ -405,11 +405,9 @@ def _allowed_targets(overrides: Sequence[Override]) -> tuple[str, ...]:
     names: list[str] = []
     for override in overrides:
         if override.key_or_group == "allowed_targets":
-            value = override.value()
-            found = [value] if isinstance(value, str) else value
-            if not isinstance(found, list) or not all(
-                isinstance(name, str) and name for name in found
-            ):
+            value: Any = override.value()
+            found = value if isinstance(value, list) else [value]
+            if not all(isinstance(name, str) and name for name in found):
                 raise ConfigError(
                     f"{override.input_line}: write a list of package names, as in"
                     " allowed_targets=[my_package]"

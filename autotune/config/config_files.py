@@ -17,7 +17,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -365,7 +365,10 @@ def _check_content(content: Any, package: str, path: str) -> None:
             if not isinstance(text, str):
                 continue
             option = text.rpartition(" ")[2].removeprefix("/")
-            if root == "defaults" and _leaves_folder(option):
+            leaves_folder = (
+                option.startswith("/") or "://" in option or ".." in re.split(r"[/\\]", option)
+            )
+            if root == "defaults" and leaves_folder:
                 raise ConfigError(
                     f"{path}: defaults: found {text}; name a file in the folder of its group"
                 )
@@ -380,15 +383,6 @@ def _check_content(content: Any, package: str, path: str) -> None:
                     f"{path}: {where}: found ${{ with more than a key; a file may have ${{KEY}};"
                     " what is read from the environment belongs on the command line"
                 )
-
-
-def _leaves_folder(name: str) -> bool:
-    """Whether the name of an option is a path that can lead out of its group's folder."""
-    return (
-        ".." in PurePosixPath(name.replace("\\", "/")).parts
-        or name.startswith("/")
-        or "://" in name
-    )
 
 
 def value_message(error: BaseException) -> str:

@@ -195,7 +195,7 @@ class TrialConfig:
         values = self.as_dict()
         for key, least in _WHOLE_NUMBERS.items():
             found = value_at(values, key)
-            is_whole = isinstance(found, int) and not isinstance(found, bool) and found >= least
+            is_whole = type(found) is int and found >= least
             # of the others that may not be null, OmegaConf refuses it
             may_be_null = key != "parallelism.num_workers"
             if not is_whole and not (found is None and may_be_null):
@@ -352,10 +352,11 @@ def with_raised_limit(kept: Mapping[str, Any], asked: Mapping[str, Any]) -> dict
     """A stored configuration of a training with the ``target.max_train_seconds`` that is asked for,
     if that is higher: a limit may be raised when what was stored continues.
     """
-    target, key = kept.get("target"), "max_train_seconds"
-    if not isinstance(target, Mapping) or not isinstance(target.get(key), int | float):
+    key = "max_train_seconds"
+    limit = value_at(kept, f"target.{key}")
+    if not isinstance(limit, int | float):
         return dict(kept)
-    return {**kept, "target": {**target, key: max(target[key], asked["target"][key])}}
+    return {**kept, "target": {**kept["target"], key: max(limit, asked["target"][key])}}
 
 
 def first_difference(kept: Mapping[str, Any], asked: Mapping[str, Any]) -> str | None:

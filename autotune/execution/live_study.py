@@ -34,11 +34,10 @@ from autotune.search.samplers import PausingSampler
 from autotune.search.scheduler import Scheduler
 from autotune.search.storage import sole_driver, told_storage_errors
 from autotune.search.study import (
+    RACE,
     Study,
     confirmations,
     open_study,
-    store_race,
-    stored_race,
 )
 from autotune.search.warm_start import first_points
 from autotune.space import Suggestion
@@ -92,7 +91,7 @@ class LiveStudy:
         """
         plan, policy = self.plan, self.policy
         baseline, limit = plan.baseline or Suggestion({}), plan.trial.target.max_train_seconds
-        stored, earlier = stored_race(self.study), None
+        stored, earlier = self.study.user_attrs.get(RACE), None
         if stored is not None:
             earlier = PlannedRace.from_dict(stored, baseline, policy.results)
             planned_for = earlier.num_trials, earlier.max_train_seconds or limit
@@ -110,7 +109,7 @@ class LiveStudy:
         if earlier is not None:
             limits = self.race_limits(earlier)
             race = race.joining(earlier, confirmations(self.study), limits, plan.objective)
-        store_race(self.study, race.as_dict())
+        self.study.set_user_attr(RACE, race.as_dict())
         return race
 
     @property

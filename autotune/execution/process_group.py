@@ -157,7 +157,7 @@ class ProcessGroup:
         if report.outcome is not None:
             needs_fresh = self._task.needs_fresh_processes
             self.end()
-            if report.outcome.needs_new_worker or needs_fresh:
+            if report.outcome.traits.needs_new_worker or needs_fresh:
                 self._end_processes()
         return replace(report, devices=self._names)
 

@@ -288,11 +288,9 @@ def points(space: SearchSpace) -> Iterator[Suggestion]:
             ]
         else:
             low, step = parameter.low, parameter.step or 0
-            indices = range(round(_num_values(parameter)))
-            opened = (
-                [{key: low * 2**index} for index in indices]
-                if isinstance(parameter, PowerOfTwo)
-                else [{key: low + index * step} for index in indices]
-            )
+            opened = [
+                {key: low * 2**index if isinstance(parameter, PowerOfTwo) else low + index * step}
+                for index in range(round(_num_values(parameter)))
+            ]
         combined = [{**before, **after} for before in combined for after in opened]
     yield from map(Suggestion, combined)

@@ -49,6 +49,9 @@ NUM_LOST = "autotune:num_lost"
 made progress."""
 ENDED_FOR = "autotune:ended_for_trainings"
 """Attribute of a study: number of trainings for which no further trial is worth its cost."""
+RACE = "autotune:race"
+"""Attribute of a study: the plan of the latest confirmation race, as plain data, so that another
+process can continue that race."""
 INFEASIBLE = "infeasible"
 """Constraint that a trial violates whose point cannot be trained."""
 
@@ -61,7 +64,6 @@ _MAX_ERROR_BYTES = 30_000
 _DEFINITION = "autotune:definition"
 _FORMAT = "autotune:format"
 _CONFIRMED = "autotune:confirmed:"
-_RACE = "autotune:race"
 
 _RUN_ID = r"[0-9a-f]{32}"  # of MLflow's
 
@@ -341,22 +343,6 @@ def _result_from(
     result = TrialResult.from_dict(stored)
     curve = _stored_curve(attributes, prefix)
     return result if result.evaluations else replace(result, evaluations=curve.evaluations)
-
-
-def store_race(study: Study, race: Mapping[str, Any]) -> None:
-    """Store the plan of the latest confirmation race, as plain data, so that another process can
-    continue that race.
-    """
-    study.set_user_attr(_RACE, race)
-
-
-def stored_race(study: Study) -> Mapping[str, Any] | None:
-    """The plan of the latest confirmation race, as ``store_race`` stored it.
-
-    None if there is none.
-    """
-    race: Mapping[str, Any] | None = study.user_attrs.get(_RACE)
-    return race
 
 
 def _check_has_no_results(name: str, folder: Path, storage_url: str | None) -> None:

@@ -143,11 +143,10 @@ def first_points(
     """
     by_chance = RandomTrial(np.random.default_rng(derived_seed(seed, "earlier points")))
     points: list[Suggestion] = []
-    for trial in chain.from_iterable(zip_longest(*map(_ranked, studies))):
+    # None stands in place of trials of a study that has fewer than another one
+    for trial in filter(None, chain.from_iterable(zip_longest(*map(_ranked, studies)))):
         if len(points) == count:
             break
-        if trial is None:  # of a study that has fewer than another one
-            continue
         point = completed(space, trial.suggestion.values, by_chance)
         if point not in points:
             points.append(point)
@@ -219,10 +218,7 @@ class _PriorMeanModel:
             np.array(column) for column in zip(*rows, strict=True)
         )
         least = np.array(
-            [
-                shortfalls[trial_indices == trial_index].min()
-                for trial_index in np.unique(trial_indices)
-            ]
+            [shortfalls[trial_indices == index].min() for index in np.unique(trial_indices)]
         )
         self._log_step = _decisive_log_step(study, float(log_steps.max()))
         self._forest = ExtraTreesRegressor(20, min_samples_leaf=3, random_state=0)

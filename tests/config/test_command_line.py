@@ -39,8 +39,8 @@ def test_overrides_and_flags_may_stand_in_any_order(tmp_path: Path) -> None:
             "--resolve",
         ],
     )
-    assert line.overrides == ("experiment=cnn", "batch_size=16,32")
-    assert line.config_dirs == (str(tmp_path), "x")
+    assert line.overrides == ["experiment=cnn", "batch_size=16,32"]
+    assert line.config_dirs == [str(tmp_path), "x"]
     assert (line.cfg, line.resolve) == ("job", True)
 
 
