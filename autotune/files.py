@@ -26,7 +26,8 @@ from."""
 STATES_FOLDER = "states"
 """Name of the folder of a study that has a folder for the states of each run that has not ended."""
 NOTICE_FILE = ".notice"
-"""Name of the file, beside trainings' folders of states, that has each of them saved at once."""
+"""Name of a file beside trainings' folders of states that has all of them saved at once, or,
+followed by ``-`` and a machine's address, those on that machine."""
 
 
 class StudyFile(NamedTuple):

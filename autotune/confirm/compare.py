@@ -350,13 +350,14 @@ def run_comparison(
     """
     with (
         contextlib.closing(RaySession(plan.config.cluster, launcher)) as connection,
-        open_folder(plan, console=console, connection=connection) as (study, _, interrupt),
+        open_folder(plan, console=console, connection=connection) as opened,
     ):
+        study, _, interrupt, is_resumed = opened
         take_earlier_runs(plan, study)
         tracker = TrackerWriter(
             plan.config.tracking,
             plan.configurations[0].trial.allowed_targets,
-            make_info=partial(plan.tracker_info, "comparison", is_resumed=plan.num_runs > 0),
+            make_info=partial(plan.tracker_info, "comparison", is_resumed=is_resumed),
             ended=plan.ended_runs,
             rest_command=plan.resume_command(),
             say=partial(say, console),

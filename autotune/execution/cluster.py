@@ -200,6 +200,11 @@ class RaySession:
         assert self._heartbeat is not None, "it is connected"
         return self._heartbeat.size()
 
+    def draining(self) -> frozenset[str]:
+        """Addresses of the machines that are about to leave, see ``Heartbeat.draining``."""
+        assert self._heartbeat is not None, "it is connected"
+        return self._heartbeat.draining()
+
     def run(self, work: Callable[[], Result], interrupt: Interrupt) -> Result:
         """Call ``work``, which may call Ray, in a thread of its own, and return what it returns.
 

@@ -32,7 +32,7 @@ from autotune.redaction import without_secrets
 from autotune.reporting.terminal import StudyDisplay
 from autotune.search.samplers import PausingSampler
 from autotune.search.scheduler import Scheduler
-from autotune.search.storage import sole_driver, told_storage_errors
+from autotune.search.storage import DRIVER, sole_driver, told_storage_errors
 from autotune.search.study import (
     RACE,
     Study,
@@ -221,10 +221,9 @@ def opened(
         make_sampler=plan.sampler,
         seed=plan.config.study.seed,
     )
-    with opened_folder as (study, sampler, interrupt):
+    with opened_folder as (study, sampler, interrupt, is_resumed):
         if not study.metric_names:
             study.set_metric_names([plan.score_format.description])
-        is_resumed = bool(study.get_trials(deepcopy=False))
         policy = _policy(plan, study, sampler)
         tracker = TrackerWriter(
             plan.config.tracking,
@@ -252,14 +251,15 @@ def opened(
 @contextlib.contextmanager
 def open_folder(
     plan: TrainingPlan, *, console: Console, connection: RaySession, **sampling: Any
-) -> Iterator[tuple[Study, PausingSampler | None, Interrupt]]:
+) -> Iterator[tuple[Study, PausingSampler | None, Interrupt, bool]]:
     """Open the folder and the storage of a study or a comparison, for this process alone.
 
     Args:
         sampling: further arguments of ``open_study``.
 
     Yields:
-        The storage, what pauses trials, if anything does, and what a signal sets.
+        The storage, what pauses trials, if anything does, what a signal sets, and whether an
+        earlier process had opened it.
 
     Raises:
         StudyError: another process runs it, the stored one has another definition, or the storage
@@ -280,9 +280,10 @@ def open_folder(
             definition=plan.definition(),
             **sampling,
         )
+        is_resumed = DRIVER in study.user_attrs
         try:
             with sole_driver(study, interrupt, partial(say, console)):
-                yield study, sampler, interrupt
+                yield study, sampler, interrupt, is_resumed
         except ClusterError as error:
             if not connection.is_lost:
                 raise

@@ -5,7 +5,7 @@ budget and resources.
 import json
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -189,8 +189,18 @@ class TrainingPlan:
                 yield
         finally:
             notice.unlink(missing_ok=True)
+            self.save_on_hosts(())
             with suppress(OSError):  # it has states
                 states.rmdir()
+
+    def save_on_hosts(self, hosts: Collection[str]) -> None:
+        """Have trainings saved that run on the machines with these addresses, and on no others."""
+        states = self.folder / STATES_FOLDER
+        notices = {states / f"{NOTICE_FILE}-{host}" for host in hosts}
+        for other in {*states.glob(f"{NOTICE_FILE}-*")} - notices:
+            other.unlink(missing_ok=True)
+        for notice in notices:
+            replace_file(notice, "")
 
     def resume_command(self) -> str:
         """Command line that continues the study or comparison, without passwords."""

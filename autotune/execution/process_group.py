@@ -124,6 +124,7 @@ class ProcessGroup:
         self._names = self._device_names(task)
         first = self._processes[0]
         places = self._places(task)
+        task = replace(task, hosts=[process.host or self._host for process in self._processes])
         first.send("begin", task, self._host, places[0])
         port = first.receive()
         if isinstance(port, ProcessExited):  # which the next report says; no other rank was asked

@@ -5,6 +5,7 @@ The environment is set before Ray is imported.
 
 import contextlib
 import logging
+import math
 import os
 import shutil
 import signal
@@ -30,6 +31,7 @@ _ENVIRONMENT = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",
     "RAY_ENABLE_AUTO_CONNECT": "0",
+    "RAY_TRAIN_COUNT_PREEMPTION_AS_FAILURE": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -44,8 +46,9 @@ _ENVIRONMENT = {
 }
 """Environment variables that keep Ray quiet, make it keep no state of its own and leave the
 working folder alone: a study resumes from its storage, a worker's death is its trial's outcome,
-and Ray does not end this process a minute after it is gone itself. Ray may start any number of
-workers at once: ``TrialManager.has_room`` limits their number."""
+also on a machine that was drained, and Ray does not end this process a minute after it is gone
+itself. Ray may start any number of workers at once: ``TrialManager.has_room`` limits their number.
+"""
 for _name, _value in _ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
 
@@ -57,6 +60,8 @@ _HEAD_TIMEOUTS = 4
 processes wait for a head that is started again."""
 _ANSWER_SECONDS = 5.0
 """Longest wait for one answer of a running cluster's head."""
+_LOOK_EVERY_SECONDS = 5.0
+"""Seconds between two looks for machines that are being drained."""
 _PROBE_SECONDS = 60.0
 _ADVICE = "; or start Ray with `ray start --head` and add cluster.address=auto"
 """What to do where a local Ray did not start, as the end of a message."""
@@ -154,6 +159,21 @@ class Heartbeat:
         self._answered_at = time.monotonic()
         self._head_seconds = _HEAD_TIMEOUTS * config.connect_timeout_seconds
         self._accelerator_type = config.accelerator_type
+        self._draining: frozenset[str] = frozenset()
+        self._looked_at = -math.inf
+
+    def draining(self) -> frozenset[str]:
+        """Addresses of the machines that take no more work and are about to leave, as spot machines
+        before they are taken back (``ray drain-node``); asked for every few seconds.
+        """
+        now = time.monotonic()
+        if now > self._looked_at + _LOOK_EVERY_SECONDS:
+            self._looked_at = now
+            nodes = ray._private.state.state.get_draining_nodes()  # noqa: SLF001  # no public name
+            self._draining = frozenset(
+                node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] in nodes
+            )
+        return self._draining
 
     def size(self) -> ClusterSize:
         """The resources of the machines that are alive now and have GPUs of the kind wanted."""

@@ -89,6 +89,8 @@ class TrialTask:
     state_folder: str | None = None
     """Folder for the training's states, if the worker's machine has the folder above it; None for
     a training that is not saved."""
+    hosts: Sequence[str] = ()
+    """Addresses of the machines of its ranks, as Ray has them."""
     checkpoint_seconds: float = math.inf
     """Least seconds between two states that are saved without being asked for."""
     is_resumed: bool = False

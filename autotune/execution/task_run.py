@@ -97,7 +97,9 @@ class TaskRun:
         self._num_killed = num_killed_for_memory()
         self._training: Generator[Evaluation | None, bool | None, float | None] | None = None
         self._states = TrainingStates(
-            None if task.state_folder is None else Path(task.state_folder), task.checkpoint_seconds
+            None if task.state_folder is None else Path(task.state_folder),
+            task.checkpoint_seconds,
+            task.hosts,
         )
         self._states.saving = self._watchdog.saving
         self._has_reported = False

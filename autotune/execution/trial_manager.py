@@ -76,6 +76,8 @@ class TrialManager:
     """Maximum number of trials that are trained at the same time; None means no limit."""
     on_waiting: Callable[[TrialTask], object] = lambda task: None
     """Called now and then with the task of a trial that no worker has begun for a while."""
+    save_drained: Callable[[], object] = lambda: None
+    """Called often; has trainings saved whose machine is about to leave."""
     has_notice: Callable[[], bool] = lambda: False
     """Whether the search is to end as soon as all running trials are saved."""
     on_end: Callable[[], object] = lambda: None
@@ -125,10 +127,21 @@ class TrialManager:
             if (shortage := size_now().shortage(*plan.placed(task.config))) is not None:
                 note(f"{task.name} waits for machines: {shortage}")
 
+        draining: frozenset[str] = frozenset()
+
+        def save_drained() -> None:
+            nonlocal draining
+            if (hosts := connection.draining()) != draining:
+                draining = hosts
+                plan.save_on_hosts(hosts)
+                if hosts:
+                    note(f"{', '.join(sorted(hosts))} is being drained: what trains there is saved")
+
         return cls(
             has_room=has_room,
             unsuitable=unsuitable,
             on_waiting=tell_of_waiting,
+            save_drained=save_drained,
             state_folder=plan.state_folder,
             max_retries=plan.config.search.max_retries,
             max_retakes=plan.config.search.max_retakes,
@@ -189,6 +202,7 @@ class TrialManager:
         more runs, in which case the paused ones are ended.
         """
         self._tell_of_waiting()
+        self.save_drained()
         num_at_work = len(self._at_work)
         is_full = num_at_work >= (self.max_concurrent_trials or math.inf)
         if self.has_notice() or is_full or not self._has_room():

@@ -11,7 +11,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,17 @@ class TrainingStates:
             none.
         every_seconds: least seconds from one state to the next that nobody asks for; 0 saves at
             every evaluation, infinity at none.
+        hosts: addresses of the machines that the training runs on, as Ray has them.
     """
 
-    def __init__(self, folder: Path | None = None, every_seconds: float = math.inf) -> None:
+    def __init__(
+        self,
+        folder: Path | None = None,
+        every_seconds: float = math.inf,
+        hosts: Collection[str] = (),
+    ) -> None:
         self.folder = folder
+        self._notices = [NOTICE_FILE, *(f"{NOTICE_FILE}-{host}" for host in set(hosts))]
         self._every_seconds, self._expected_seconds = every_seconds, 0.0
         self._began = self._saved_at = self._looked_at = time.monotonic()
         self._has_notice = False
@@ -75,8 +82,8 @@ class TrainingStates:
         now = time.monotonic()
         if not self._has_notice and now - self._looked_at >= _LOOK_EVERY_SECONDS:
             self._looked_at = now
-            self._has_notice = (
-                self.folder is not None and (self.folder.parent / NOTICE_FILE).exists()
+            self._has_notice = self.folder is not None and any(
+                (self.folder.parent / notice).exists() for notice in self._notices
             )
         return self._has_notice
 

@@ -2,12 +2,15 @@
 in the middle of a study.
 """
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ray.cluster_utils import Cluster
 
+from autotune.files import STATE_FILE
 from tests.support.patience import exit_code, wait_until
 from tests.support.studies import rows_of, runs_of, trained_at_once
 
@@ -81,6 +84,49 @@ def test_the_trials_of_a_node_that_is_killed_run_again_elsewhere(
     runs = [run for run in runs_of(tmp_path) if "autotune.trial" in run.data.tags]
     of_trials = [run.data.tags["autotune.trial"] for run in runs]
     assert sorted(of_trials) == sorted(row["trial"] for row in rows), "one run each"
+
+
+def test_what_trains_on_a_node_that_is_drained_is_saved_and_continues_elsewhere(
+    commands: Any, tmp_path: Path
+) -> None:
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+    )
+    node = cluster.add_node(num_cpus=1)
+    out, states = tmp_path / "out.txt", tmp_path / "outputs/lost/states/trial-0"
+    try:
+        study = commands.start(
+            "experiment=cnn",
+            f"cluster.address={cluster.address}",
+            "study.name=lost",
+            "search=random",
+            "stopping=none",
+            "confirm=none",
+            "search.num_trials=1",
+            "search.time_budget_seconds=null",
+            "checkpoint.every_minutes=null",
+            "target.value=0.9999",
+            "target.max_train_seconds=40",
+            "epochs=3000",
+            folder=tmp_path,
+        )
+        wait_until(lambda: is_training(node), process=study, said=out.read_text)
+        drain = ["-m", "ray.scripts.scripts", "drain-node", "--address", cluster.address]
+        drain += ["--node-id", node.node_id, "--reason", "DRAIN_NODE_REASON_PREEMPTION"]
+        drain += ["--reason-message", "spot", "--deadline-remaining-seconds", "25"]
+        subprocess.run([sys.executable, *drain], check=True)
+        wait_until(lambda: any(states.glob(f"*/{STATE_FILE}")), process=study, said=out.read_text)
+        cluster.remove_node(node, allow_graceful=False)
+        cluster.add_node(num_cpus=1)
+        assert exit_code(study) in (0, 3), (tmp_path / "err.txt").read_text()
+    finally:
+        cluster.shutdown()
+    assert "is being drained: what trains there is saved" in " ".join(out.read_text().split())
+    [row] = rows_of(tmp_path / "outputs/lost/trials.csv")
+    assert row["outcome"] == "TIMED_OUT"
+    stretches = rows_of(tmp_path / "outputs/lost/trace.csv")
+    assert [stretch["outcome"] for stretch in stretches] == ["LOST", "TIMED_OUT"]
+    assert float(stretches[1]["from_train_seconds"]) > 0, "it continues from its state"
 
 
 def test_a_study_whose_machines_have_all_left_says_so_and_goes_on_when_one_comes(
