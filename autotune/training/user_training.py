@@ -15,7 +15,6 @@ calls ``checkpoint.save`` before a report can be paused there.
 
 import contextlib
 import functools
-import importlib
 import importlib.abc
 import importlib.machinery
 import inspect
@@ -28,7 +27,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import distributed
@@ -412,7 +410,6 @@ def _prepared(
         with (
             _imports_are_build(clock),
             in_session(session),
-            _launched_already(session),
             _process_group(function) as group,
             endable(),
         ):
@@ -441,31 +438,6 @@ def _process_group(function: "functools.partial[Any]") -> Iterator[dict[str, Any
         yield {"process_group": distributed.group.WORLD}
     finally:
         distributed.destroy_process_group()
-
-
-@contextlib.contextmanager
-def _launched_already(session: Session) -> Iterator[None]:
-    """Context in which a launcher on torch's, such as accelerate's ``notebook_launcher``, calls its
-    function in this process, which is a rank already.
-    """
-    if session.num_processes == 1:
-        yield
-        return
-    api: Any = importlib.import_module("torch.distributed.launcher.api")
-    of_rank = {name: os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")}
-
-    def elastic_launch(config: Any, entrypoint: Callable[..., Any]) -> Callable[..., Any]:
-        size = config.max_nodes * config.nproc_per_node
-        session.check_size(size, f"a launcher of {size} processes")
-
-        def launch(*arguments: Any) -> dict[int, Any]:
-            os.environ.update(of_rank)  # the launcher has set its own
-            return {int(os.environ["RANK"]): entrypoint(*arguments)}
-
-        return launch
-
-    with mock.patch.object(api, "elastic_launch", elastic_launch):
-        yield
 
 
 @contextlib.contextmanager

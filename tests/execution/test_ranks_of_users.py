@@ -32,7 +32,6 @@ PROGRAMS = [
     pytest.param("lightning_spawn", marks=SLOW),
     pytest.param("hugging_face", marks=SLOW),
     pytest.param("accelerate", marks=SLOW),
-    pytest.param("notebook", marks=SLOW),
     pytest.param("torchrun ddp", marks=SLOW),
     pytest.param("python lightning", marks=SLOW),  # whose launcher starts the second process
 ]

@@ -307,13 +307,6 @@ def accelerate(seed: int, epochs: int = 6, fault: str | None = None) -> None:
         autotune.report(metric, epoch=epoch)
 
 
-def notebook(seed: int, epochs: int = 6, fault: str | None = None) -> None:
-    """The same, by the launcher of a notebook."""
-    from accelerate import notebook_launcher
-
-    notebook_launcher(accelerate, (seed, epochs, fault), num_processes=2)
-
-
 if __name__ == "__main__":  # a command: torchrun, or Python itself, runs this
     import sys
 
