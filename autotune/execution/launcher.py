@@ -4,8 +4,7 @@ It has imported all that trainings need and has never trained. A new Python proc
 import torch; one that is forked from the launcher begins at once, and shares with it only what
 imports leave. The launcher itself is started by ``exec``, not forked from the driver or Ray worker
 that owns it: it has none of their threads and no CUDA context, which is why its children may train
-on a GPU. Where nothing can be forked, since an import started threads, it spawns new Python
-processes instead, which import torch themselves.
+on a GPU.
 
 A client gets a process by connecting to the launcher's address: the new process answers on that
 connection, and the launcher reports there how the process ended. A process is ended when its
@@ -45,12 +44,7 @@ from autotune.config.schema import ClusterConfig
 from autotune.errors import ClusterError, ConfigError
 from autotune.execution.task import LOW_ON_MEMORY, ProcessExited, num_killed_for_memory
 from autotune.training.main_thread import MainThread, in_thread
-from autotune.training.preload import (
-    fork_fault,
-    one_blas_thread,
-    preload,
-    usual_blas_threads,
-)
+from autotune.training.preload import one_blas_thread, preload, usual_blas_threads
 
 logger = logging.getLogger(__name__)
 
@@ -114,9 +108,6 @@ class Launcher:
 
     def close(self) -> None:
         """End the launcher and all processes that it has started."""
-        with contextlib.suppress(EOFError, OSError):
-            if self._connection.poll() and (fault := self._connection.recv()) is not None:
-                logger.warning("each training imported torch itself: its launcher %s", fault)
         self._connection.close()
         try:
             self._process.wait(_END_SECONDS)
@@ -184,15 +175,17 @@ class TrainingProcess:
         OSError: the launcher is gone.
     """
 
+    is_gone = False
+    """Whether the process is known to have ended."""
+    host: str | None = None
+    """Address of its machine; None for this one."""
+    devices: Sequence[str] = ()
+    """Ids of the GPUs that were reserved for it alone; empty if all ranks share those of their
+    machine."""
+
     def __init__(self, address: str, environment: Mapping[str, str]) -> None:
         self._connection = Client(address, family="AF_UNIX")
         self._connection.send(dict(environment))
-        self.is_gone = False
-        """Whether the process is known to have ended."""
-        self.host: str | None = None
-        """Address of its machine; None for this one."""
-        self.devices: Sequence[str] = ()
-        """Ids of the GPUs that were reserved for it alone."""
 
     def send(self, method: str, *arguments: Any) -> None:
         """Ask for ``begin``, ``follow`` or ``call``, or a method of the ``TaskRun`` that was begun,
@@ -271,8 +264,7 @@ def serve(owner_fd: int, listener_fd: int) -> None:
     """Run a launcher in this process: start a process for each connection to its socket, until
     the owner's connection closes.
 
-    Once everything is imported, the owner is sent the reason why this process cannot be forked, or
-    None if it can. The owner's folder is deleted here, too: an owner that was killed does not.
+    The owner's folder is deleted here, too: an owner that was killed does not.
     """
     for number in _NOTICES:  # for the driver, though a job's are sent to all of its processes
         signal.signal(number, lambda *_: None)
@@ -280,10 +272,7 @@ def serve(owner_fd: int, listener_fd: int) -> None:
     folder = Path(listener.getsockname()).parent
     try:
         preload()
-        fault = fork_fault()
-        with contextlib.suppress(EOFError, OSError):
-            owner.send(fault)
-            _Children(owner, listener, can_fork=fault is None).serve()
+        _Children(owner, listener).serve()
     finally:
         _clean_up(folder)
 
@@ -329,10 +318,8 @@ class _Child:
 class _Children:
     """The processes that a launcher has started."""
 
-    def __init__(self, owner: Connection, listener: socket.socket, *, can_fork: bool) -> None:
+    def __init__(self, owner: Connection, listener: socket.socket) -> None:
         self._owner, self._listener = owner, listener
-        self._context: Any = multiprocessing.get_context("fork" if can_fork else "spawn")
-        self._can_fork = can_fork
         self._children: set[_Child] = set()
         self._acts: dict[int, Callable[[], object]] = {}
         """What is done once something happens to a file descriptor."""
@@ -388,12 +375,9 @@ class _Children:
         self._unwatch(child.connection.fileno())
 
     def _start(self) -> None:
-        others: list[Connection | socket.socket] = []
-        if self._can_fork:
-            others = [self._owner, self._listener]
-            others += [child.connection for child in self._children]
+        others = [self._owner, self._listener, *(child.connection for child in self._children)]
         connection = Connection(self._listener.accept()[0].detach())
-        process = self._context.Process(
+        process = multiprocessing.get_context("fork").Process(
             target=_serve_requests, args=(connection, others, os.getpid())
         )
         try:

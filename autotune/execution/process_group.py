@@ -15,10 +15,9 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Protocol
 
 from autotune.errors import DataError
 from autotune.execution.launcher import Launcher, TrainingProcess
@@ -47,41 +46,11 @@ _EXPLAIN_SECONDS = 5.0
 _LOCALHOST = "127.0.0.1"
 
 
-class RankProcess(Protocol):
-    """Contract of the process of one rank, see ``TrainingProcess``."""
-
-    is_gone: bool
-    """Whether the process is known to have ended."""
-    host: str | None
-    """Address of its machine; None for this one."""
-    devices: Sequence[str]
-    """Ids of the GPUs that were reserved for it alone; empty if all ranks share those of their
-    machine."""
-
-    def send(self, method: str, *arguments: Any) -> None:
-        """Ask for a method of the process."""
-        ...
-
-    def poll(self, seconds: float = 0.0) -> bool:
-        """Whether an answer comes within so many seconds."""
-        ...
-
-    def receive(self) -> Any:
-        """The answer, or ``ProcessExited``."""
-        ...
-
-    def close(self) -> None:
-        """End the process."""
-        ...
-
-
 class ProcessGroup:
     """The processes of a worker, one for each rank.
 
     Args:
         launcher: address of a launcher on this machine; None for one of this worker's own.
-        devices: ids of the GPUs that the ranks share; None for the first of those that this process
-            sees, in a Ray worker those that Ray gave it.
         host: this machine's address, by which other ranks reach the first one.
         start_elsewhere: starts the process of a rank other than the first, given the task, with
             resources that Ray reserved for it; None if all are started here.
@@ -91,17 +60,15 @@ class ProcessGroup:
         self,
         *,
         launcher: str | None = None,
-        devices: Sequence[str] | None = None,
         host: str = _LOCALHOST,
-        start_elsewhere: Callable[[TrialTask, int], RankProcess] | None = None,
+        start_elsewhere: Callable[[TrialTask, int], TrainingProcess] | None = None,
     ) -> None:
-        self._devices = devices
         self._host = host
         self._start_elsewhere = start_elsewhere
         self._address = launcher
         self._launcher: Launcher | None = None
         """This worker's own launcher, where there is none at the address, or it is gone."""
-        self._processes: list[RankProcess] = []
+        self._processes: list[TrainingProcess] = []
         """The process of each rank."""
         self._failures: dict[int, WorkerReport | None] = {}
         """The failures of the ranks, other than the first, that have ended; None of one that has
@@ -309,7 +276,7 @@ class ProcessGroup:
     def _device_names(self, task: TrialTask) -> list[str]:
         """Host and GPUs of each rank, in words: the same for the same device in each trial."""
         num_gpus = task.num_gpus // task.num_workers
-        here = visible_devices(task.num_gpus) if self._devices is None else self._devices
+        here = visible_devices(task.num_gpus)
         names = []
         for rank, process in enumerate(self._processes):
             is_elsewhere = self._start_elsewhere is not None
@@ -319,10 +286,10 @@ class ProcessGroup:
             names.append(f"GPU {','.join(gpus)} of {host}" if num_gpus else host)
         return names
 
-    def _started(self, task: TrialTask, rank: int) -> RankProcess:
+    def _started(self, task: TrialTask, rank: int) -> TrainingProcess:
         if rank > 0 and self._start_elsewhere is not None:
             return self._start_elsewhere(task, rank)
-        environment = rank_environment(task, rank, self._devices)
+        environment = rank_environment(task, rank)
         if self._address is not None and self._launcher is None:
             with contextlib.suppress(ConnectionError, FileNotFoundError):  # it was killed
                 return TrainingProcess(self._address, environment)
@@ -347,14 +314,10 @@ def _distance_to_cause(report: WorkerReport) -> int:
     return int(report.failure.kind in (FailureKind.USER_CODE, FailureKind.CONFIGURATION))
 
 
-def rank_environment(
-    task: TrialTask, rank: int = 0, devices: Sequence[str] | None = None
-) -> dict[str, str]:
-    """Environment variables as Ray sets them for an actor of a rank's size: its GPUs, and as many
-    OpenMP threads as CPUs.
-
-    Args:
-        devices: ids of the GPUs of all ranks; None for the first of those that this process sees.
+def rank_environment(task: TrialTask, rank: int) -> dict[str, str]:
+    """Environment variables as Ray sets them for an actor of a rank's size: its part of the first
+    GPUs that this process sees, in a Ray worker those that Ray gave it, and as many OpenMP threads
+    as CPUs.
     """
     num_cpus = task.num_cpus // task.num_workers
     num_threads = os.environ.get("OMP_NUM_THREADS", str(num_cpus))
@@ -363,7 +326,7 @@ def rank_environment(
     environment = {"OMP_NUM_THREADS": num_threads}
     if not task.num_gpus:
         return environment
-    gpus = visible_devices(task.num_gpus) if devices is None else devices
+    gpus = visible_devices(task.num_gpus)
     if task.config.training is None:  # a user's ranks see all, and LOCAL_RANK says which is theirs
         each = task.num_gpus // task.num_workers
         gpus = gpus[rank * each : (rank + 1) * each]

@@ -1,11 +1,9 @@
 """Processes of ranks whose resources Ray has reserved, on this machine and on others."""
 
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from autotune.errors import AutotuneError, FileError, StateError
@@ -88,16 +86,24 @@ class _RankWorker:
         self._launcher.close()
 
 
-class _RemoteRank:
-    """The process of a rank that an actor holds, with the interface of ``TrainingProcess``."""
+class _RemoteRank(TrainingProcess):
+    """The process of a rank, which an actor on its machine has started and speaks to."""
 
     def __init__(self, task: TrialTask, rank: int) -> None:
         group = ray.util.get_current_placement_group()
-        self._actor = _start_actor(_RankWorker, task, group, rank)
+        bundle = bundles(task)[rank]
+        strategy = PlacementGroupSchedulingStrategy(
+            group, placement_group_bundle_index=rank, placement_group_capture_child_tasks=True
+        )
+        worker = ray.remote(_RankWorker).options(
+            num_cpus=bundle["CPU"],
+            num_gpus=bundle.get("GPU", 0),
+            scheduling_strategy=strategy,
+            max_restarts=0,
+            max_concurrency=2,  # it is ended while it is called
+        )
+        self._actor = worker.remote()
         self._answer: Any = None
-        self.is_gone = False
-        self.host: str | None
-        self.devices: Sequence[str]
         self.host, self.devices = ray.get(self._actor.place.remote())
 
     def send(self, method: str, *arguments: Any) -> None:
@@ -124,25 +130,6 @@ class _RemoteRank:
         ray.wait([self._actor.end.remote()], timeout=_END_SECONDS)
         ray.kill(self._actor)
         self.is_gone = True
-
-
-def _start_actor(kind: type, task: TrialTask, group: PlacementGroup, rank: int) -> Any:
-    """Start an actor with the resources that a placement group reserves for a rank."""
-    bundle = bundles(task)[rank]
-    strategy = PlacementGroupSchedulingStrategy(
-        group, placement_group_bundle_index=rank, placement_group_capture_child_tasks=True
-    )
-    return (
-        ray.remote(kind)
-        .options(
-            num_cpus=bundle["CPU"],
-            num_gpus=bundle.get("GPU", 0),
-            scheduling_strategy=strategy,
-            max_restarts=0,
-            max_concurrency=2,  # it is ended while it is called
-        )
-        .remote()
-    )
 
 
 def _take_assigned_devices() -> None:

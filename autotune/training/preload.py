@@ -30,9 +30,6 @@ _MODULES = ("torch._dynamo", "numpy.ma", "safetensors.torch", "pydoc_data.topics
 """Further modules that trainings import: torch's compiler with its optimizers, ``numpy.ma`` with
 tables, Python's topics with texts."""
 _TASKS = Path("/proc/self/task")
-_GPU_FILES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd", "/dev/dri/renderD")
-"""How the paths of device files begin that a process with a GPU's context holds: CUDA's, also in
-WSL, and ROCm's."""
 _END_SECONDS = 1.0
 """Longest wait for the kernel to end a thread."""
 _BLAS = "OPENBLAS_NUM_THREADS"
@@ -74,27 +71,6 @@ def _import_all() -> None:
     ]
     for name in (*_MODULES, *names):
         importlib.import_module(name)
-
-
-def fork_fault() -> str | None:
-    """Why a fork of this process could not train; None if it could."""
-    threads = sorted(
-        path.joinpath("comm").read_text(encoding="utf-8").strip() for path in _TASKS.iterdir()
-    )
-    if len(threads) > 1:
-        return f"it has {len(threads)} threads ({', '.join(threads)})"
-    devices = sorted({target for target in _open_files() if target.startswith(_GPU_FILES)})
-    return f"it holds {', '.join(devices)}" if devices else None
-
-
-def _open_files() -> list[str]:
-    targets = []
-    for path in Path("/proc/self/fd").iterdir():
-        try:
-            targets.append(str(path.readlink()))
-        except FileNotFoundError:  # the descriptor that listed the folder
-            continue
-    return targets
 
 
 def one_blas_thread(environment: Mapping[str, str]) -> dict[str, str]:

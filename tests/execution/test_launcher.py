@@ -366,7 +366,7 @@ def test_a_process_that_cannot_be_started_ends_no_other(monkeypatch: pytest.Monk
         listener.bind(f"{folder}/launcher")
         listener.listen()
         with contextlib.closing(ours), contextlib.closing(theirs):
-            children = _Children(theirs, listener, can_fork=True)
+            children = _Children(theirs, listener)
             process = TrainingProcess(f"{folder}/launcher", {})
             children._start()
             assert isinstance(process.call("call", "os:getpid"), ProcessExited)
@@ -464,12 +464,12 @@ def test_a_rank_that_is_gone_or_hangs_ends_the_training_of_all(
     assert reports_of(group, make_task("parallelism=ddp", "epochs=1"))[-1].outcome is not None
 
 
-class _Ended:
+class _Ended(TrainingProcess):
     """A first rank whose process ends as soon as it is asked anything."""
 
     is_gone = True
-    host: str | None = None
-    devices: tuple[str, ...] = ()
+
+    def __init__(self) -> None: ...
 
     def send(self, method: str, *arguments: Any) -> None: ...
 
