@@ -210,9 +210,8 @@ def run(
                         _each(suspended, psutil.Process.resume)
                         script.go_on()
                     case {"enter": phase, "rank": 0}:
-                        within = clock.building() if phase == "build" else clock.evaluating()
-                        within.__enter__()
-                        phases.append(within)
+                        phases.append(clock.within(phase))
+                        phases[-1].__enter__()
                     case {"leave": _, "rank": 0}:
                         phases.pop().__exit__(None, None, None)
                     case {"loaded": 0}:

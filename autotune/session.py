@@ -18,23 +18,31 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, cast
 
 from autotune.errors import ConfigError
 
 
-class Clock(Protocol):
+class Clock:
     """The ``clock`` of a training function, which marks the parts of its time that are not
     training.
+
+    Args:
+        within: makes a context whose time counts as a phase, ``build`` or ``evaluate``.
     """
+
+    def __init__(self, within: Callable[[str], contextlib.AbstractContextManager[None]]) -> None:
+        self.within = within
 
     def building(self) -> contextlib.AbstractContextManager[None]:
         """Context for work that a process pays once, such as loading data or compiling."""
+        return self.within("build")
 
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
         """Context for scoring the validation data."""
+        return self.within("evaluate")
 
 
 class Checkpoint:
@@ -118,7 +126,8 @@ class Session:
     mean: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: values
     """Turns what this process reports into the mean over all processes that train together."""
     clock: Clock
-    checkpoint: Checkpoint
+    make_checkpoint: Callable[[], Checkpoint]
+    """Returns the one checkpoint of this process."""
     seed: int
     num_processes: int = 1
     """Number of processes that train together."""
@@ -127,6 +136,11 @@ class Session:
     trainers: list[object] = field(default_factory=list)
     """Trainers of Lightning or Hugging Face that began a training, in order; a pause within a
     later training than the first is not possible, because the first would take its checkpoint."""
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint of this process, which a script makes at its first use."""
+        return self.make_checkpoint()
 
     def report_trainer(
         self,
@@ -228,8 +242,8 @@ def current() -> Session | None:
         _active = Session(
             report=client.report,
             mean=client.mean,
-            clock=client,
-            checkpoint=client.checkpoint,
+            clock=Clock(client.within),
+            make_checkpoint=client.checkpoint,
             seed=int(os.environ.get(SEED, "0")),
             num_processes=int(os.environ.get(NUM_DEVICES, "1")),
         )
@@ -402,16 +416,27 @@ class _Client:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(f"{address}.{os.getpid()}")
         self._socket.connect(address)
-        self.checkpoint: Any = _ScriptCheckpoint(lambda: self._send("loaded", rank))
+        self._checkpoint: Any = None
+        """The checkpoint of this process; None before its code has asked for it."""
+
+    def checkpoint(self) -> Checkpoint:
+        if self._checkpoint is None:  # importing torch takes seconds, and not all scripts need it
+            make = pkgutil.resolve_name("autotune.training.checkpoint:script_checkpoint")
+            folder = os.environ.get(STATE)
+            on_load = partial(self._send, "loaded", self._rank)
+            self._checkpoint = make(folder and Path(folder), self._rank, on_load)
+        return cast("Checkpoint", self._checkpoint)
 
     def report(self, *metric: Any, **values: Any) -> None:
         numbers = {
             name: as_number(name, value) for name, value in as_reported(metric, values).items()
         }
-        self._send("report", numbers, is_fresh=self.checkpoint.is_fresh)
+        saved = self._checkpoint
+        self._send("report", numbers, is_fresh=saved is not None and saved.is_fresh)
         while (folder := self._answer()) is not None:
-            self._send("kept", self.checkpoint.write(Path(folder), self._rank))
-        self.checkpoint.expire()
+            self._send("kept", "" if saved is None else saved.fault_of_writing(Path(folder)))
+        if saved is not None:
+            saved.expire()
 
     def mean(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ConfigError(
@@ -419,14 +444,8 @@ class _Client:
             " reduce what they report themselves"
         )
 
-    def building(self) -> contextlib.AbstractContextManager[None]:
-        return self._within("build")
-
-    def evaluating(self) -> contextlib.AbstractContextManager[None]:
-        return self._within("evaluate")
-
     @contextlib.contextmanager
-    def _within(self, phase: str) -> Iterator[None]:
+    def within(self, phase: str) -> Iterator[None]:
         self._send("enter", phase)
         try:
             yield
@@ -446,49 +465,6 @@ class _Client:
         except (OSError, ValueError):  # the trial is over
             raise SystemExit(0) from None
         return folder
-
-
-class _ScriptCheckpoint:
-    """The checkpoint of a script, whose own process writes and reads it: a ``TrainingCheckpoint``,
-    made at the first use, since it imports torch.
-
-    Args:
-        on_load: called when the state is loaded.
-    """
-
-    def __init__(self, on_load: Callable[[], None]) -> None:
-        self._on_load = on_load
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._made, name)
-
-    @property
-    def is_fresh(self) -> bool:
-        return self._is_used and bool(self._made.is_fresh)
-
-    def expire(self) -> None:
-        """Forget what was saved, because the training goes on."""
-        if self._is_used:
-            self._made.expire()
-
-    def write(self, folder: Path, rank: int) -> str:
-        """Write this process's part of the training's state; an error as a text, "" for none."""
-        try:
-            if self._is_used:
-                self._made.write_values(folder)
-        except Exception as error:  # noqa: BLE001  # the process that decides raises it
-            return f"rank {rank}: {' '.join(str(error).split())}"
-        return ""
-
-    @property
-    def _is_used(self) -> bool:
-        return "_made" in vars(self)
-
-    @cached_property
-    def _made(self) -> Any:
-        make = pkgutil.resolve_name("autotune.training.checkpoint:script_checkpoint")
-        folder = os.environ.get(STATE)
-        return make(folder and Path(folder), rank_of(os.environ), self._on_load)
 
 
 def report(*metric: Any, reduce: str | None = None, **values: Any) -> None:

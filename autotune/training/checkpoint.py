@@ -442,15 +442,17 @@ class TrainingCheckpoint(Checkpoint):
         if self._rank:
             save_state(folder / f"rank-{self._rank}", {"random": random_state(self._device)})
 
-    def write_values(self, folder: Path) -> None:
-        """Write what a process of a script saved before its last report.
-
-        Raises:
-            DataError: it cannot be written.
+    def fault_of_writing(self, folder: Path) -> str:
+        """Write what a process of a script saved before its last report; why that is not possible,
+        empty if it was written.
         """
-        self.write_part(folder)
-        if not self._rank:
-            self.write(folder / "rank-0", {})
+        try:
+            self.write_part(folder)
+            if not self._rank:
+                self.write(folder / "rank-0", {})
+        except Exception as error:  # noqa: BLE001  # the process that decides raises it
+            return f"rank {self._rank}: {' '.join(str(error).split())}"
+        return ""
 
     def write(self, folder: Path, contents: Mapping[str, Any]) -> None:
         """Write what the function saved before its last evaluation, with further ``contents``, into
@@ -498,8 +500,8 @@ def _as_state(value: Any) -> Any:
 def script_checkpoint(
     folder: Path | None, rank: int, on_load: Callable[[], None]
 ) -> TrainingCheckpoint:
-    """The checkpoint of a script's process, which continues from what ``write_values`` wrote into a
-    folder, if there is one.
+    """The checkpoint of a script's process, which continues from what ``fault_of_writing`` wrote
+    into a folder, if there is one.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     state = None if folder is None else read_state(folder / "rank-0", is_checked=rank == 0)

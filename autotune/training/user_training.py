@@ -40,6 +40,7 @@ from autotune.files import make_folder
 from autotune.measurement import Evaluation, Phase, PhaseClock, as_measured
 from autotune.session import (
     REPORTED,
+    Clock,
     Session,
     as_number,
     as_reported,
@@ -64,26 +65,17 @@ _LIBRARY_FOLDERS = tuple(
 )
 
 
-class TrainingClock:
-    """The ``clock`` argument of a training function, which marks the parts of its time that are
-    not training.
-    """
+class TrainingClock(Clock):
+    """The ``clock`` argument of a training function, and of a command."""
 
     def __init__(self, clock: PhaseClock) -> None:
+        super().__init__(lambda phase: clock.within(Phase(phase)))
         self._clock = clock
 
     @property
     def train_seconds(self) -> float:
         """The seconds that count as training so far."""
         return self._clock.seconds(Phase.TRAIN)
-
-    def building(self) -> contextlib.AbstractContextManager[None]:
-        """Context for work that a process pays once, such as loading data or compiling."""
-        return self._clock.within(Phase.BUILD)
-
-    def evaluating(self) -> contextlib.AbstractContextManager[None]:
-        """Context for scoring the validation data."""
-        return self._clock.within(Phase.EVALUATE)
 
     def count(self, *, train: float, build: float = 0.0) -> None:
         """Count seconds more, or fewer, as training, and those that are moved to building.
@@ -401,7 +393,7 @@ def _prepared(
             report=report,
             mean=mean,
             clock=user_clock,
-            checkpoint=checkpoint,
+            make_checkpoint=lambda: checkpoint,
             seed=config.seed,
             num_processes=config.num_processes,
         )
