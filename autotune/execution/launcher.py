@@ -55,6 +55,8 @@ RAY_FOLDER = "r"
 _STARTED_BY = "AUTOTUNE_STARTED_BY"
 """Environment variable with the id of the launcher's process that started the one that has it,
 itself or through others."""
+_LAUNCHED_BY = "AUTOTUNE_LAUNCHED_BY"
+"""Environment variable with the address of that launcher."""
 _END_SECONDS = 10.0
 """Seconds that a process may take to end after its connection was closed, or a launcher to end its
 processes; then it is killed."""
@@ -155,10 +157,13 @@ def private_folder() -> Path:
 
 
 def _delete_abandoned(parent: Path) -> None:
-    """Delete the folders of launchers that were killed together with their owners."""
-    for address in parent.glob("autotune-*/launcher"):
+    """Delete the folders of launchers that were killed together with their owners, and those of
+    commands whose process was.
+    """
+    for address in (*parent.glob("autotune-*/launcher"), *parent.glob("autotune-*/session")):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as asked:
-            if address.stat().st_uid == os.getuid() and asked.connect_ex(str(address)):
+            is_own = address.stat().st_uid == os.getuid()
+            if is_own and asked.connect_ex(str(address)) == errno.ECONNREFUSED:
                 _clean_up(address.parent)
 
 
@@ -183,7 +188,8 @@ class TrainingProcess:
 
     def __init__(self, address: str, environment: Mapping[str, str]) -> None:
         self._connection = Client(address, family="AF_UNIX")
-        self._connection.send(dict(environment))
+        self._connection.send({**environment, _LAUNCHED_BY: address})
+        self._address = address
 
     def send(self, method: str, *arguments: Any) -> None:
         """Ask for ``begin``, ``follow`` or ``call``, or a method of the ``TaskRun`` that was begun,
@@ -205,6 +211,7 @@ class TrainingProcess:
         try:
             answer = self._connection.recv()
         except (EOFError, OSError):
+            _kill_marked(_LAUNCHED_BY, self._address)  # a command that the process has started
             answer = ProcessExited(reason="the worker died: its launcher was ended")
         self.is_gone = self.is_gone or isinstance(answer, ProcessExited)
         if isinstance(answer, BaseException):
@@ -498,9 +505,14 @@ def _kill(process: BaseProcess) -> None:
     assert process.pid, "it was started"
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+    _kill_marked(_STARTED_BY, str(process.pid))
+
+
+def _kill_marked(variable: str, value: str) -> None:
+    """Kill the processes that were started with this value of an environment variable."""
     for other in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if other.environ().get(_STARTED_BY) == str(process.pid):
+            if other.environ().get(variable) == value:
                 other.kill()
 
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -648,6 +649,28 @@ def _are_gone(folder: Path) -> bool:
     return not any(is_alive(int(path.read_text())) for path in noted if path.is_file())
 
 
+def test_what_a_training_has_started_ends_with_a_launcher_that_is_killed(
+    make_task: Any, tmp_path: Path
+) -> None:
+    launcher = Launcher()
+    with contextlib.closing(ProcessGroup(launcher=launcher.address)) as group:
+        group.begin(make_task(how="hangs"))
+        first = group.next_report()
+        assert first is not None
+        assert first.evaluation is not None
+        helper = tmp_path / "helper"
+        with ThreadPoolExecutor() as threads:
+            last = threads.submit(group.next_report)
+            wait_until(helper.is_file)
+            launcher._process.kill()
+            report = last.result()
+        assert report is not None
+        assert report.failure is not None
+        assert report.failure.kind is FailureKind.LOST
+        wait_until(lambda: not is_alive(int(helper.read_text())))
+    launcher.close()
+
+
 def test_the_folder_of_a_launcher_that_was_killed_with_its_owner_is_deleted_by_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -661,9 +684,18 @@ def test_the_folder_of_a_launcher_that_was_killed_with_its_owner_is_deleted_by_t
         with socket.socket(socket.AF_UNIX) as gone:
             gone.bind(str(left / "launcher"))
             gone.listen()
-        with contextlib.closing(Launcher()):
-            assert not left.exists()
-            assert lives.folder.is_dir()
+        of_command, in_use = (Path(folder) / f"autotune-{name}" for name in ("gone", "used"))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as used:
+            for path in (of_command, in_use):
+                path.mkdir()
+            used.bind(str(in_use / "session"))
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as gone:
+                gone.bind(str(of_command / "session"))
+            with contextlib.closing(Launcher()):
+                assert not left.exists()
+                assert not of_command.exists()
+                assert lives.folder.is_dir()
+                assert in_use.is_dir()
 
 
 def _launcher_in(folder: str, patched: pytest.MonkeyPatch) -> Launcher:
