@@ -9,9 +9,6 @@ from collections.abc import Sequence
 from autotune.config.command_line import COMMANDS, run_main
 from autotune.errors import ConfigError, did_you_mean
 
-PUSH = "--push"
-"""Flag of ``autotune record`` that turns its direction around, to a study's tracker."""
-
 
 def autotune_command(arguments: Sequence[str]) -> int:
     """Run the command that the arguments name, or else ``tune``, and return its exit code.
@@ -29,12 +26,8 @@ def autotune_command(arguments: Sequence[str]) -> int:
             f"{name}: no such command{did_you_mean(name, COMMANDS)}; there are"
             f" {', '.join(COMMANDS)}, and key=value alone tunes"
         )
-    settings = {}
-    if name == "record" and PUSH in rest:
-        rest = [argument for argument in rest if argument != PUSH]
-        name, settings = "tune", {"trains": False}
     command = getattr(importlib.import_module(COMMANDS[name][0]), f"{name}_command")
-    exit_code: int = command(rest, **settings)
+    exit_code: int = command(rest)
     return exit_code
 
 

@@ -54,6 +54,26 @@ keys that people change most:
 """
 
 
+_PUSH_PURPOSE = (
+    "Write what a study's tracker lacks of it, such as runs that ended while MLflow was away, and"
+    " train nothing. The other arguments are those of the study."
+)
+
+
+def record_command(arguments: Sequence[str]) -> int:
+    """Run ``autotune record --push`` with a study's own arguments and return the exit code.
+
+    Raises:
+        ConfigError: ``--push`` or the study is missing.
+    """
+    others = [argument for argument in arguments if argument != "--push"]
+    if len(others) == len(arguments):
+        takes = "--push experiment=NAME study.name=NAME"
+        parse_command_line("autotune record", _PUSH_PURPOSE, "", arguments, takes=takes)
+        raise ConfigError(f"autotune record: --push is missing; use autotune record {takes}")
+    return tune_command(others, trains=False)
+
+
 def tune_command(
     arguments: Sequence[str], *, console: Console | None = None, trains: bool = True
 ) -> int:

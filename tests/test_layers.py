@@ -28,7 +28,7 @@ LAYERS = (
     ("training", "search", "tracking"),
     ("reporting",),
     ("execution",),
-    ("tune_study", "train", "export", "compare", "profile", "record", "diagnose"),
+    ("tune_study", "train", "export", "compare", "profile", "diagnose"),
     ("__main__", "api", "lightning", "script", "transformers"),
 )
 """Parts of the package, lowest first; a part imports only from itself and from lower layers."""

@@ -53,7 +53,7 @@ COMMANDS = {
     "diagnose": ("autotune.diagnose", "say what this machine is, gives and cannot run"),
     "export": ("autotune.export", "write what a study found as an experiment"),
     "report": ("autotune.export", "write the HTML report of a study"),
-    "record": ("autotune.record", "write a study that MLflow keeps as a recording"),
+    "record": ("autotune.tune_study", "--push: write what a study's tracker lacks of it"),
 }
 """Module and purpose of each command, by name; the module's function ``NAME_command`` takes the
 arguments and returns the exit code."""

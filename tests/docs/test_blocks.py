@@ -18,14 +18,12 @@ from autotune.config.command_keys import read_own_keys
 from autotune.config.compose import Composer
 from autotune.config.space_files import read_search_space
 from autotune.export import ExportKeys, ReportKeys
-from autotune.record import RecordKeys
 from benchmarks.replay.__main__ import ReplayKeys
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _OWN_KEYS: dict[str, type[Any]] = {
     "export": ExportKeys,
-    "record": RecordKeys,
     "replay": ReplayKeys,
     "report": ReportKeys,
 }

@@ -18,6 +18,14 @@ def test_a_study_that_is_not_there_is_one_line(refusal: Any) -> None:
     assert said == "study.name=pushed: no such study in outputs"
 
 
+def test_without_push_nothing_is_recorded(refusal: Any) -> None:
+    said = refusal("record", *_STUDY, command=autotune_command)
+    assert said == (
+        "autotune record: --push is missing; use autotune record --push experiment=NAME"
+        " study.name=NAME"
+    )
+
+
 @pytest.mark.slow
 def test_what_mlflow_lacks_of_a_study_is_written_once(commands: Any, tmp_path: Path) -> None:
     searched = commands.run(*_STUDY, "tracking=none", folder=tmp_path)

@@ -11,11 +11,11 @@ from mlflow import MlflowClient
 from autotune.config.command_line import run_command
 from autotune.errors import ConfigError
 from autotune.measurement import Target
-from autotune.record import record_command
 from autotune.recording import read_recording, write_recording
 from autotune.tracking.earlier_recordings import earlier_recordings
 from autotune.tracking.mlflow_tracker import MlflowTracker
 from autotune.tracking.tracker import StudyInfo
+from benchmarks.mlflow_recording import mlflow_recording_command
 from tests.support.tracked import close, make_info, make_run
 
 pytestmark = pytest.mark.store
@@ -70,11 +70,11 @@ def test_a_study_that_has_ended_keeps_its_recording_in_mlflow(
 ) -> None:
     output = tmp_path / "output"
     line = [
-        f"mlflow_run={run_named(folder, 'cnn-1')}",
-        f"tracking.uri={uri_of(folder)}",
-        f"output={output}",
+        f"--mlflow-run={run_named(folder, 'cnn-1')}",
+        f"--tracking-uri={uri_of(folder)}",
+        f"--output={output}",
     ]
-    assert run_command(record_command, line) == 0
+    assert run_command(mlflow_recording_command, line) == 0
     said = capsys.readouterr()
     assert (said.err, said.out) == ("", f"wrote {output}: study cnn-1, 3 trials, 9 evaluations\n")
     written, own = (
@@ -129,41 +129,32 @@ def test_what_names_no_earlier_study_is_refused_in_one_line(folder: Path, tmp_pa
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ([], "autotune: mlflow_run and output: missing; add mlflow_run=RUN_ID output=DIR"),
         (
-            ["mlflow_run=x", "output=y", "seed=3"],
-            (
-                "autotune: seed: no such key; there are mlflow_run=RUN_ID, output=DIR,"
-                " tracking.uri=URI"
-            ),
+            ["--mlflow-run=x", "--output={folder}/own"],
+            "autotune: --output {folder}/own: holds a recording already; use another folder",
         ),
         (
-            ["mlflow_run=x", "output={folder}/own"],
-            "autotune: output={folder}/own: holds a recording already; use another folder",
+            ["--mlflow-run=x", "--output=s3://x/y"],
+            "autotune: --output: found the URL s3://x/y, use a folder of this machine",
         ),
         (
-            ["mlflow_run=x", "output=s3://x/y"],
-            "autotune: output: found the URL s3://x/y, use a folder of this machine",
-        ),
-        (["mlflow_run=x", "tracking.uri={uri}"], "autotune: output: missing; add"),
-        (
-            ["mlflow_run=abc", "tracking.uri={uri}", "output={new}"],
+            ["--mlflow-run=abc", "--tracking-uri={uri}", "--output={new}"],
             "autotune: mlflow_run=abc: no such run in {uri}; give the id",
         ),
         (
-            ["mlflow_run={child}", "tracking.uri={uri}", "output={new}"],
+            ["--mlflow-run={child}", "--tracking-uri={uri}", "--output={new}"],
             "autotune: mlflow_run={child}: is not the run of a study; its study's is",
         ),
         (
-            ["mlflow_run={old}", "tracking.uri={uri}", "output={new}"],
+            ["--mlflow-run={old}", "--tracking-uri={uri}", "--output={new}"],
             "autotune: mlflow_run={old}: study old has not ended; give its folder",
         ),
         (
-            ["mlflow_run=x", "tracking.uri=sqlite:///{new}.db", "output={new}"],
+            ["--mlflow-run=x", "--tracking-uri=sqlite:///{new}.db", "--output={new}"],
             "autotune: tracking.uri: sqlite:///{new}.db: cannot be used (there",
         ),
         (
-            ["mlflow_run=x", "tracking.uri=nope://x", "output={new}"],
+            ["--mlflow-run=x", "--tracking-uri=nope://x", "--output={new}"],
             "autotune: tracking.uri: nope://x: cannot be used (MLflow knows no such",
         ),
     ],
@@ -178,7 +169,7 @@ def test_bad_input_is_one_line(
         "child": run_named(folder, "1: optimizer=sgd, lr=0.2"),
         "old": run_named(folder, "old"),
     }
-    assert run_command(record_command, [each.format(**names) for each in line]) == 2
+    assert run_command(mlflow_recording_command, [each.format(**names) for each in line]) == 2
     said = capsys.readouterr()
     assert said.err.startswith(message.format(**names))
     assert said.err.count("\n") == 1
