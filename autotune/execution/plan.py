@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,6 +23,7 @@ from autotune.execution.task import TrialTask
 from autotune.files import NOTICE_FILE, STATES_FOLDER, make_folder, replace_file
 from autotune.mlflow_logs import logs_folder
 from autotune.objective import Objective, check_measured
+from autotune.recording import read_earlier_recording
 from autotune.redaction import without_secrets, without_secrets_in
 from autotune.reporting.scores import ScoreFormat, score_format_of
 from autotune.search.outlook import has_costs
@@ -32,7 +32,6 @@ from autotune.search.stopping import StoppingRule, make_stopping
 from autotune.search.study import stored_recording
 from autotune.search.warm_start import EarlierStudy, earlier_study
 from autotune.space import Choice, PowerOfTwo, SearchSpace, Suggestion, override_text
-from autotune.tracking.earlier_recordings import earlier_recordings
 from autotune.tracking.tracker import StudyInfo
 from autotune.training.capabilities import (
     Capabilities,
@@ -398,8 +397,11 @@ def plan_study(
         plan.objective,
         [capabilities.device_of(replace(trial, device=device)) for device in sorted(devices)],
     )
-    stored = partial(stored_recording, studies=studies, storage_url=config.search.storage)
-    earlier = earlier_recordings(config.warm_start, studies, config.tracking.get("uri"), stored)
+    earlier = [
+        stored_recording(entry, studies=studies, storage_url=config.search.storage)
+        or read_earlier_recording(entry, studies)
+        for entry in config.warm_start
+    ]
     plan = replace(
         plan,
         space=space,

@@ -13,7 +13,6 @@ fault in user code, is a failure.
 
 import json
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -64,8 +63,6 @@ _MAX_ERROR_BYTES = 30_000
 _DEFINITION = "autotune:definition"
 _FORMAT = "autotune:format"
 _CONFIRMED = "autotune:confirmed:"
-
-_RUN_ID = r"[0-9a-f]{32}"  # of MLflow's
 
 
 Study = optuna.Study
@@ -191,7 +188,7 @@ def stored_recording(
     if folder is None:
         recordings = ("study.yaml", "recording/study.yaml")
         is_recorded = any((place / path).is_file() for place in places for path in recordings)
-        if is_recorded or storage_url is None or re.fullmatch(_RUN_ID, entry):
+        if is_recorded or storage_url is None:
             return None
     name = (folder or studies / entry).resolve().name
     study = read_study(name, folder or studies / name, storage_url=None if folder else storage_url)

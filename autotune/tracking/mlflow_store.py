@@ -92,16 +92,11 @@ def one_line(error: BaseException) -> str:
     return without_secrets(" ".join(str(error).split()) or type(error).__name__)[:200]
 
 
-def open_store(uri: str, *, must_exist: bool = False) -> MlflowClient:
+def open_store(uri: str) -> MlflowClient:
     """A client of a store.
 
     A database is read once, since MLflow itself would try one that is away ten times.
-
-    Raises:
-        FileNotFoundError: there is no such SQLite file, which is made unless it ``must_exist``.
     """
-    if must_exist and (file := _file(uri)) is not None and not file.is_file():
-        raise FileNotFoundError(f"there is no file {file}")
     if kind_of_database(uri) in _DATABASES:
         check_listens(uri)
         engine = sqlalchemy.create_engine(uri)
@@ -119,7 +114,7 @@ def open_experiment(uri: str, name: str, parameters: Sequence[str]) -> tuple[Mlf
     Args:
         parameters: config keys whose params the view is to show as columns.
     """
-    file = _file(uri)
+    file = database_file(uri)
     with contextlib.nullcontext() if file is None else _locked(file.parent):
         client = open_store(uri)
         experiment = client.get_experiment_by_name(name)  # makes the tables of a new database
@@ -143,7 +138,7 @@ def open_experiment(uri: str, name: str, parameters: Sequence[str]) -> tuple[Mlf
     return client, str(experiment.experiment_id)
 
 
-def _file(uri: str) -> Path | None:
+def database_file(uri: str) -> Path | None:
     """The file of a SQLite database; None for any other store."""
     database = sqlalchemy.make_url(uri).database if uri.startswith("sqlite") else None
     return Path(database).resolve() if database else None

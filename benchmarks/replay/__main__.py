@@ -8,7 +8,6 @@ trace was written; 2: bad input.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from autotune.config.command_keys import own_key, own_keys_help, read_own_keys
@@ -24,7 +23,7 @@ _OTHER_KEYS = """what is replayed:
   search=tpe stopping=cap      the groups of a study, and their keys: stopping.cap_margin=1.1
   cluster.price_per_hour={...}  of devices, for objective=cost
   search.num_trials=40         trials to end; else all that the recording has
-  warm_start=[DIR2,NAME]       recordings, studies or MLflow runs that the search learns from
+  warm_start=[DIR2,NAME]       recordings or studies that the search learns from
 """
 _SEARCH_KEYS = (
     "search",
@@ -88,10 +87,9 @@ def replay_command(arguments: Sequence[str]) -> int:
     )
     refuse_url(own.output, "output", "a file of this machine")
     output = user_path(own.output)
-    from autotune.recording import read_recording  # after --help
+    from autotune.recording import read_earlier_recording, read_recording  # after --help
     from autotune.search.study import stored_recording  # imports optuna
     from autotune.search.warm_start import earlier_study  # imports optuna
-    from autotune.tracking.earlier_recordings import earlier_recordings  # after --help
     from benchmarks.replay.replayed_policy import replayed_policy  # imports optuna
     from benchmarks.replay.simulation import best_seconds, replay, write_trace  # imports optuna
 
@@ -102,12 +100,12 @@ def replay_command(arguments: Sequence[str]) -> int:
     if not output.parent.is_dir():
         raise ConfigError(f"output={output}: there is no folder {output.parent}")
     config = composed.config
-    stored = partial(
-        stored_recording, studies=Path(config.study.folder), storage_url=config.search.storage
-    )
-    earlier_by_name = earlier_recordings(
-        config.warm_start, Path(config.study.folder), config.tracking.get("uri"), stored
-    )
+    studies = Path(config.study.folder)
+    earlier_by_name = [
+        stored_recording(entry, studies=studies, storage_url=config.search.storage)
+        or read_earlier_recording(entry, studies)
+        for entry in config.warm_start
+    ]
     earlier = [earlier_study(name, recorded, recording.space) for name, recorded in earlier_by_name]
     for study in earlier:
         print(f"warm start: {study.summary}")

@@ -9,10 +9,8 @@ import pytest
 from mlflow import MlflowClient
 
 from autotune.config.command_line import run_command
-from autotune.errors import ConfigError
 from autotune.measurement import Target
-from autotune.recording import read_recording, write_recording
-from autotune.tracking.earlier_recordings import earlier_recordings
+from autotune.recording import write_recording
 from autotune.tracking.mlflow_tracker import MlflowTracker
 from autotune.tracking.tracker import StudyInfo
 from benchmarks.mlflow_recording import mlflow_recording_command
@@ -84,48 +82,6 @@ def test_a_study_that_has_ended_keeps_its_recording_in_mlflow(
     assert written == own
 
 
-def test_an_earlier_study_is_named_by_its_name_its_folder_or_its_run(
-    folder: Path, tmp_path: Path
-) -> None:
-    own = read_recording(folder / "own")
-    studies = tmp_path / "outputs"
-    write_recording(
-        studies / "cnn-2" / "recording",
-        results=RESULTS,
-        target=TARGET,
-        space=SPACE,
-        source="a test",
-        baseline=0,
-    )
-    entries = [
-        "cnn-2",
-        str(folder / "own"),
-        str(studies / "cnn-2"),
-        str(studies / "cnn-2" / "recording"),
-        run_named(folder, "cnn-1"),
-    ]
-    found = earlier_recordings(entries, studies, uri_of(folder))
-    assert [name for name, _ in found] == ["cnn-2", "own", "cnn-2", "cnn-2", "cnn-1"]
-    for _, each in found:
-        assert (each.target, each.space) == (own.target, own.space)
-        assert str(each.trials) == str(own.trials), "as texts, since NaN is not NaN"
-
-
-def test_what_names_no_earlier_study_is_refused_in_one_line(folder: Path, tmp_path: Path) -> None:
-    write_recording(
-        tmp_path / "mine" / "recording", results=RESULTS, target=TARGET, space={}, source="a test"
-    )
-    with pytest.raises(ConfigError) as refused:
-        earlier_recordings(["other"], tmp_path, None)
-    assert (
-        str(refused.value)
-        == f"warm_start: other: is no study that has a recording in {tmp_path} (there are mine), no"
-        " folder with study.yaml, and no id of an MLflow run; give one of these"
-    )
-    with pytest.raises(ConfigError, match=r"^mlflow_run=0{32}: no such run in "):
-        earlier_recordings(["0" * 32], tmp_path, uri_of(folder))
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -139,15 +95,15 @@ def test_what_names_no_earlier_study_is_refused_in_one_line(folder: Path, tmp_pa
         ),
         (
             ["--mlflow-run=abc", "--tracking-uri={uri}", "--output={new}"],
-            "autotune: mlflow_run=abc: no such run in {uri}; give the id",
+            "autotune: --mlflow-run abc: no such run in {uri}; give the id",
         ),
         (
             ["--mlflow-run={child}", "--tracking-uri={uri}", "--output={new}"],
-            "autotune: mlflow_run={child}: is not the run of a study; its study's is",
+            "autotune: --mlflow-run {child}: is not the run of a study; its study's is",
         ),
         (
             ["--mlflow-run={old}", "--tracking-uri={uri}", "--output={new}"],
-            "autotune: mlflow_run={old}: study old has not ended; give its folder",
+            "autotune: --mlflow-run {old}: study old has not ended; give its folder",
         ),
         (
             ["--mlflow-run=x", "--tracking-uri=sqlite:///{new}.db", "--output={new}"],

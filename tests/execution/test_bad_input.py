@@ -44,7 +44,7 @@ _SMALL_SPACE = "search_space=[{batch_size:[32,64]}]"
         ),
         ("search.num_trials=null", ["search", "both null"]),
         ("+search.sampler.depth=3", ["search.sampler", "depth"]),
-        ("warm_start=[nope]", ["warm_start: nope: is no study", "an MLflow run"]),
+        ("warm_start=[nope]", ["warm_start: nope: is no study", "no folder with study.yaml"]),
         ("study.folder=s3://bucket/x", ["study.folder: found the URL s3://bucket/x"]),
         ("confirm.max_runs=3", ["confirm.max_runs", "found 3", "from 4"]),
         (

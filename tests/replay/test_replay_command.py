@@ -97,8 +97,8 @@ def test_a_trace_has_a_row_for_each_stretch(
         (
             ["recording={folder}", "warm_start=[nope]"],
             (
-                "warm_start: nope: is no study that has a recording in outputs (there are none), no"
-                " folder"
+                "warm_start: nope: is no study that has a recording in outputs (there are none),"
+                " and no folder"
             ),
         ),
         (
