@@ -51,6 +51,13 @@ class Cost(NamedTuple):
     joules: float | None
     """None if energy was not measured."""
 
+    def minus(self, other: "Cost") -> "Cost":
+        """What is left of this cost without another one."""
+        seconds = self.seconds - other.seconds
+        if self.joules is None or other.joules is None:
+            return Cost(seconds, None)
+        return Cost(seconds, self.joules - other.joules)
+
 
 def graph_of(config: TrialConfig, device: torch.device, num_threads: int) -> str:
     """What a configuration's compiled code and CUDA graphs depend on, as text.
@@ -58,10 +65,8 @@ def graph_of(config: TrialConfig, device: torch.device, num_threads: int) -> str
     The shapes that its augmentation makes come besides.
     """
     values = config.as_dict()
+    del values["runtime"]["optimizer_kernels"]
     graph = {key: values[key] for key in _GRAPH_KEYS}
-    graph["runtime"] = {
-        key: value for key, value in graph["runtime"].items() if key != "optimizer_kernels"
-    }
     return json.dumps([graph, str(device), num_threads], sort_keys=True, default=str)
 
 
@@ -76,8 +81,7 @@ class CompiledCode:
     """
 
     def __init__(self, graph: str | None, num_threads: int) -> None:
-        self._graph = graph
-        self._num_threads = num_threads
+        self._graph, self._num_threads = graph, num_threads
         self._cost: Cost | None = None
         """Known once this process has the code."""
 
@@ -94,23 +98,11 @@ class CompiledCode:
             else contextlib.nullcontext()
         ) as cost_of:
             yield
-            after = _spent(clock)
-            joules = (
-                None
-                if after.joules is None or before.joules is None
-                else after.joules - before.joules
-            )
-            spent = Cost(after.seconds - before.seconds, joules)
+            spent = _spent(clock).minus(before)
             self._cost = self._cost or (cost_of(spent) if cost_of else spent)
-        if (seconds := self._cost.seconds - spent.seconds) > 0:
-            clock.charge(
-                seconds,
-                (
-                    None
-                    if self._cost.joules is None or joules is None
-                    else max(0.0, self._cost.joules - joules)
-                ),
-            )
+        unspent = self._cost.minus(spent)
+        if unspent.seconds > 0:
+            clock.charge(*unspent)
 
 
 def _spent(clock: PhaseClock) -> Cost:
@@ -127,24 +119,13 @@ def _files(graph: str, num_threads: int) -> Iterator[Callable[[Cost], Cost]]:
     The record of a graph says which folder has its files and what compiling took. A graph without
     one is compiled in an empty folder, also while another process does so: then the record that is
     written last counts. Yields a function that turns what the passes in this context took into what
-    compiling took, now or by the record.
+    compiling took: by the record, if there was one.
     """
     # torch's compiler takes seconds to import
-    from torch._dynamo.utils import counters  # noqa: PLC0415
     from torch._inductor import config, utils  # noqa: PLC0415
 
     if _THREADS_VARIABLE not in os.environ:
         config.compile_threads = num_threads
-
-    def counts() -> tuple[int, int]:
-        """Numbers of graphs that were compiled, and that were found compiled, in this process."""
-        count = counters["inductor"]
-        return (
-            count["fxgraph_cache_miss"] + count["fxgraph_cache_bypass"],
-            count["fxgraph_cache_hit"],
-        )
-
-    num_compiled_before, num_found_before = counts()
     digest = hashlib.sha256(json.dumps([graph, _machine()]).encode()).hexdigest()[:24]
     utils.clear_caches()  # of the files that this process found elsewhere
     with tempfile.TemporaryDirectory() as unkept:
@@ -154,8 +135,7 @@ def _files(graph: str, num_threads: int) -> Iterator[Callable[[Cost], Cost]]:
             folder = Path(tempfile.mkdtemp(prefix=f"{digest}-", dir=record.parent))
 
         def cost_of(spent: Cost) -> Cost:
-            num_compiled, num_found = counts()
-            if known and num_compiled == num_compiled_before and num_found > num_found_before:
+            if known:
                 return known
             replace_file(record, json.dumps({"folder": folder.name, **spent._asdict()}))
             return spent
