@@ -77,13 +77,9 @@ class ExponentialMovingAverage:
         # missing in torch's stubs
         self._mix = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         self._weights, buffers = _averaged_and_copied(model)
-        averages, copies = _averaged_and_copied(self._average)
-        self._values = [_in_float32(average) for average in averages]
-        self._rounded = [
-            (average, value)
-            for average, value in zip(averages, self._values, strict=True)
-            if average is not value
-        ]
+        self._averages, copies = _averaged_and_copied(self._average)
+        # of float32 weights the averages themselves
+        self._values = [average.float() for average in self._averages]
         self._is_rounded = True
         self._copied = list(zip(copies, buffers, strict=True))
 
@@ -93,9 +89,8 @@ class ExponentialMovingAverage:
         if not self._has_begun:
             return self._trained
         if not self._is_rounded:
-            with torch.no_grad():
-                for average, value in self._rounded:
-                    average.copy_(value)
+            for average, value in zip(self._averages, self._values, strict=True):
+                average.copy_(value)
             self._is_rounded = True
         return self._average
 
@@ -105,7 +100,7 @@ class ExponentialMovingAverage:
         since_start = step - self._start_step
         if since_start < 0 or since_start % self._every_steps:
             return
-        weights = [_in_float32(weight) for weight in self._weights]
+        weights = [weight.float() for weight in self._weights]
         if self._has_begun:
             self._mix(self._values, weights, 0)
         else:
@@ -136,18 +131,13 @@ def _plain_copy(model: torch.nn.Module) -> torch.nn.Module:
     Tensor attributes computed from weights (masked weights) are cloned, because deepcopy refuses
     non-leaves.
     """
-    attributes = (attribute for module in model.modules() for attribute in vars(module).values())
-    computed = [
-        attribute
-        for attribute in attributes
+    computed = {
+        id(attribute): attribute.detach().clone()
+        for module in model.modules()
+        for attribute in vars(module).values()
         if isinstance(attribute, torch.Tensor) and not attribute.is_leaf
-    ]
-    return copy.deepcopy(model, {id(tensor): tensor.detach().clone() for tensor in computed})
-
-
-def _in_float32(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, or a float32 copy if its format has fewer bits."""
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+    }
+    return copy.deepcopy(model, computed)
 
 
 def _averaged_and_copied(

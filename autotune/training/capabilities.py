@@ -40,7 +40,7 @@ class Capabilities:
     """Why energy cannot be read, by device type (``cpu``, ``cuda``); no entry for a type whose
     energy can be read."""
     gpu_kinds: tuple[str, ...] = ()
-    """Names of all kinds of GPU; empty if there is one kind at most."""
+    """Names of all kinds of GPU."""
     no_gpu_reason: str | None = None
     """Why torch sees none of the GPUs that this machine seems to have, in words; None if it
     seems to have none."""
@@ -69,14 +69,9 @@ def together(machines: Sequence[Capabilities]) -> Capabilities:
     """The capabilities of machines of several kinds: those of the one whose GPUs are the oldest,
     and all kinds.
     """
-    names = dict.fromkeys(
-        name
-        for machine in machines
-        for name in machine.gpu_kinds or (machine.gpu_name,)
-        if name is not None
-    )
+    names = dict.fromkeys(name for machine in machines for name in machine.gpu_kinds)
     oldest = min(machines, key=lambda machine: machine.compute_capability or (99, 0))
-    return replace(oldest, gpu_kinds=tuple(names) if len(names) > 1 else ())
+    return replace(oldest, gpu_kinds=tuple(names))
 
 
 def describe_device(config: TrialConfig, capabilities: Capabilities) -> str:

@@ -55,7 +55,8 @@ def local_capabilities() -> Capabilities:
         no_gpu_reason=None if gpus else no_gpu_reason(),
     )
     kinds = [
-        replace(machine, gpu_name=name, compute_capability=capability) for name, capability in gpus
+        replace(machine, gpu_name=name, gpu_kinds=(name,), compute_capability=capability)
+        for name, capability in gpus
     ]
     return together(kinds or [machine])
 

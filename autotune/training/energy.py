@@ -10,7 +10,6 @@ import math
 import os
 import threading
 import time
-import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -129,27 +128,21 @@ def joules_of_all(
     Args:
         own: joules measured by this rank.
     """
-    if ranks.size == 1:
-        return own
-    machines = torch.zeros(ranks.size, dtype=torch.float64)
-    machines[ranks.rank] = _machine()
-    machine_of_rank = ranks.summed(machines).tolist()
-    counts = (
-        device.type == "cuda" or machine_of_rank.index(machine_of_rank[ranks.rank]) == ranks.rank
-    )
-    known = (
-        [math.nan if joules is None else joules for joules in own] if counts else [0.0] * len(own)
-    )
-    sums = ranks.summed(torch.tensor(known, dtype=torch.float64)).tolist()
-    return tuple(joules if math.isfinite(joules) else None for joules in sums)
+    meter = _machine() if device.type == "cpu" else f"GPU of rank {ranks.rank}"
+    of_meters = dict(reversed(ranks.gathered((meter, own))))
+    sums: list[float | None] = []
+    for of_all in zip(*of_meters.values(), strict=True):
+        known = [joules for joules in of_all if joules is not None]
+        sums.append(math.fsum(known) if len(known) == len(of_all) else None)
+    return tuple(sums)
 
 
-def _machine() -> int:
-    """Number that identifies the running kernel.
+def _machine() -> str:
+    """Name of the running kernel.
 
     Containers on one machine share it, as they share the energy counters.
     """
-    return zlib.crc32(text_of(Path("/proc/sys/kernel/random/boot_id")).encode())
+    return text_of(Path("/proc/sys/kernel/random/boot_id"))
 
 
 @cache

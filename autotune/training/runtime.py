@@ -108,20 +108,21 @@ def _to_float8(model: torch.nn.Module, *, emulate: bool) -> torch.nn.Module:
         raise ConfigError(
             f"precision.float8: needs torchao ({error}): pip install 'autotune[fp8]'"
         ) from error
-    fitting = {
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear)
-        and module.in_features % 16 == module.out_features % 16 == 0
-    }
-    if not fitting:
+
+    def fits(module: torch.nn.Module, name: str) -> bool:
+        return (
+            isinstance(module, torch.nn.Linear)
+            and module.in_features % 16 == module.out_features % 16 == 0
+        )
+
+    if not any(fits(module, name) for name, module in model.named_modules()):
         raise ConfigError(
             "precision.float8: the model has no linear layer whose sizes are multiples of 16, which"
             " float8 needs"
         )
     return convert_to_float8_training(  # type: ignore[no-any-return]  # torchao has no types
         model,
-        module_filter_fn=lambda _, name: name in fitting,
+        module_filter_fn=fits,
         config=Float8LinearConfig(emulate=emulate, pad_inner_dim=True),
     )
 
@@ -175,20 +176,16 @@ def _contexts(
 
 def _blocks(model: torch.nn.Module) -> Sequence[torch.nn.Module]:
     blocks_method = getattr(model, "blocks", None)
-    if callable(blocks_method):
-        return list(blocks_method())
-    containers = [
-        module
-        for module in model.modules()
-        if isinstance(module, torch.nn.Sequential | torch.nn.ModuleList)
-    ]
-    nested = {id(inner) for outer in containers for inner in outer.modules() if inner is not outer}
-    return [
-        child
-        for container in containers
-        if id(container) not in nested
-        for child in container.children()
-    ]
+    return list(blocks_method() if callable(blocks_method) else _children_of_containers(model))
+
+
+def _children_of_containers(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Yield the children of every outermost Sequential and ModuleList in a module."""
+    for child in module.children():
+        if isinstance(module, torch.nn.Sequential | torch.nn.ModuleList):
+            yield child
+        else:
+            yield from _children_of_containers(child)
 
 
 @contextlib.contextmanager

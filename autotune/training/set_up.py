@@ -59,14 +59,15 @@ class Run:
     batch_size: int
     """Samples per step, over all ranks: the configured batch size, or the size of the training
     split if that is smaller."""
-    evaluation_batch_size: int
-    """Samples of an evaluation that this rank scores at once."""
     ranks: Ranks
     part: tuple[int, int]
     """Index of the part of each batch that this rank takes, and the number of parts."""
     is_counted: bool
     """Whether this rank's scores are summed: of the ranks that take the same part, the first
     one's are."""
+    evaluation_batch_size: int = 1
+    """Samples of an evaluation that this rank scores at once, as many as fit once it has warmed
+    up."""
 
     @classmethod
     def start(
@@ -88,7 +89,6 @@ class Run:
             data.train,
             data.validation,
             min(config.batch_size, len(data.train)),
-            _evaluation_batch_size(config, data, device),
             ranks,
             strategy.part_of_batch(ranks.rank),
             ranks.rank % strategy.tensor_size == 0,
@@ -110,18 +110,6 @@ class Run:
         """Number of training samples from one evaluation to the next."""
         return self.config.evaluate_every_samples or len(self.data.train)
 
-    @property
-    def is_resident(self) -> bool:
-        """Whether the training split is on the device that trains, so that batches need not be
-        gathered ahead.
-        """
-        return self.train is not self.data.train
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of whole batches in the training split."""
-        return len(self.data.train) // self.batch_size
-
     def training_step(self, gradients: BatchGradients | None = None) -> TrainingStep:
         """Make a training step with new components, except those that ``gradients`` are bound
         to, which are set anew.
@@ -132,8 +120,9 @@ class Run:
         parts = make_components(
             self.config, self.data, self.device, self.total_steps, reuse=reuse, ranks=self.ranks
         )
+        steps_per_epoch = len(self.train) // self.batch_size
         return TrainingStep(
-            self.config, parts, self.precision, self.steps_per_epoch, self.total_steps, gradients
+            self.config, parts, self.precision, steps_per_epoch, self.total_steps, gradients
         )
 
     def warmed_up(
@@ -165,10 +154,8 @@ class Run:
             if built is not None and built.shapes != list(shapes):
                 torch.compiler.reset()
                 built, step = None, self.training_step()
-            is_bound, graph = (
-                step.gradients.is_bound,
-                graph_of(self.config, self.device, num_threads),
-            )
+            is_bound = step.gradients.is_bound
+            graph = graph_of(self.config, self.device, num_threads)
             key = f"{graph} {list(shapes)}" if self.config.runtime.compile is not None else None
             code = CompiledCode(key, num_threads) if built is None else built.code
             with code.first_passes(clock) if is_bound else contextlib.nullcontext():
@@ -202,7 +189,7 @@ class Run:
         index, parts = self.part
         if parts > 1:
             order = (samples.tensor_split(parts)[index] for samples in order)
-        if self.is_resident:
+        if self.train is not self.data.train:  # it is on the device
             gathered = (gather(self.train, samples) for samples in order)
         else:
             gathered = host_batches(
@@ -215,13 +202,7 @@ class Run:
         with closing(gathered):
             for batch in gathered:
                 inputs, targets, samples = (tensor.to(self.device) for tensor in batch)
-                yield Batch(self._model_inputs(inputs), targets, samples)
-
-    def _model_inputs(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Turn inputs on the device into model inputs: transformed, in the model's dtype and
-        memory format.
-        """
-        return self._formatted(self.data.transform(inputs))
+                yield Batch(self._formatted(self.data.transform(inputs)), targets, samples)
 
     def _formatted(self, inputs: torch.Tensor) -> torch.Tensor:
         """Inputs in the model's memory format, floating-point ones in its dtype."""
@@ -243,13 +224,26 @@ class Run:
 
     @contextlib.contextmanager
     def _scoring(self, parts: Components) -> Iterator[None]:
-        """Context in which all ranks score the same model."""
+        """Context in which all ranks score the same model, in evaluation mode and without
+        gradients.
+
+        Afterwards every submodule is back in the mode that it had.
+        """
         model = parts.evaluated_model
+        in_training = [module for module in model.modules() if module.training]
+        model.eval()
+        # a schedule-free optimizer has both modes
+        getattr(parts.optimizer, "eval", lambda: None)()
         # Sharded weights gathered in inference mode could not take part in a later backward pass.
         without_gradients = torch.no_grad if self.ranks.is_joined else torch.inference_mode
-        with _evaluating(model, parts.optimizer), without_gradients():
-            self.ranks.share_buffers(model)
-            yield
+        try:
+            with without_gradients():
+                self.ranks.share_buffers(model)
+                yield
+        finally:
+            for module in in_training:
+                module.training = True
+            getattr(parts.optimizer, "train", lambda: None)()
 
     def _sums(self, parts: Components, split: Split, size: int) -> torch.Tensor:
         """Sums of metric and loss over the samples of a split that this rank scores, ``size`` at
@@ -272,9 +266,10 @@ class Run:
         self, parts: Components, inputs: torch.Tensor, targets: torch.Tensor
     ) -> torch.Tensor:
         """Mean metric and loss of a batch, whose outputs are freed afterwards."""
-        inputs, targets = self._model_inputs(inputs.to(self.device)), targets.to(self.device)
+        targets = targets.to(self.device)
+        model_inputs = self._formatted(self.data.transform(inputs.to(self.device)))
         with self.precision.autocast():
-            outputs = self.precision.outputs(parts.views(parts.evaluated_model, inputs))
+            outputs = self.precision.outputs(parts.views(parts.evaluated_model, model_inputs))
             return torch.stack(
                 [score(outputs, targets).double() for score in (parts.metric, parts.loss)]
             )
@@ -289,13 +284,13 @@ class Run:
         Raises:
             torch.OutOfMemoryError: a rank's memory does not hold one sample.
         """
-        config, size, num_parts = self.config, self.evaluation_batch_size, self.part[1]
-        is_halved = config.evaluation_batch_size is None and (
-            self.ranks.size == 1 or parts.shared.scores_alone
-        )
-        if config.evaluation_batch_size is None and not is_halved:
-            trained = self.batch_size // num_parts
-            size = min(size, trained, config.runtime.micro_batch_size or trained)
+        config, num_parts, is_halved = self.config, self.part[1], False
+        if (size := config.evaluation_batch_size) is None:
+            size = min(_EVALUATION_BATCH[self.device.type], len(self.validation))
+            is_halved = self.ranks.size == 1 or parts.shared.scores_alone
+            if not is_halved:
+                trained = self.batch_size // num_parts
+                size = min(size, trained, config.runtime.micro_batch_size or trained)
         with self._scoring(parts):
             while True:
                 count, fault = size * num_parts, ""
@@ -350,11 +345,7 @@ def set_up(
         and built.run.config.data_path == config.data_path
     ):
         gc.collect()
-        run = replace(
-            built.run,
-            config=config,
-            evaluation_batch_size=_evaluation_batch_size(config, built.run.data, device),
-        )
+        run = replace(built.run, config=config)
     else:
         built = None  # frees its memory before more is taken
         reset_device(device)
@@ -393,13 +384,6 @@ class _Built:
 _built: _Built | None = None
 
 
-def _evaluation_batch_size(config: TrialConfig, data: LoadedData, device: torch.device) -> int:
-    """The configured evaluation batch size, or the usual one of the device, which is halved
-    where it does not fit.
-    """
-    return config.evaluation_batch_size or min(_EVALUATION_BATCH[device.type], len(data.validation))
-
-
 def num_steps(config: TrialConfig, data: LoadedData) -> int:
     """Number of steps of a configuration's schedule."""
     return max(
@@ -415,21 +399,3 @@ def _steps_of_new_shapes(augment: Augmentation, total_steps: int) -> list[int]:
         bisect.bisect_left(steps, start, key=lambda step: step / total_steps) for start in starts
     )
     return [0, *(step for step in first_steps if step < total_steps)]
-
-
-@contextlib.contextmanager
-def _evaluating(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Context with model and optimizer in evaluation mode.
-
-    Afterwards every submodule is back in the mode that it had.
-    """
-    in_training = [module for module in model.modules() if module.training]
-    model.eval()
-    # a schedule-free optimizer has both
-    getattr(optimizer, "eval", lambda: None)()
-    try:
-        yield
-    finally:
-        for module in in_training:
-            module.training = True
-        getattr(optimizer, "train", lambda: None)()

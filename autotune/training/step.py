@@ -104,31 +104,17 @@ class BatchGradients:
         self.parts = BoundParts(
             model=parts.model, shared=parts.shared, technique=parts.technique, loss=parts.loss
         )
-        runtime, compute = config.runtime, _compute_loss(self.parts, precision)
-        self._is_compiled = runtime.compile is not None
+        runtime = config.runtime
         self._micro_batch_size = runtime.micro_batch_size
-        self._compute = (
-            torch.compile(compute, mode=runtime.compile, dynamic=False)
-            if self._is_compiled
-            else compute
-        )
-        self._graphed = (
-            GraphedGradients(self._add, parts.model)
-            if runtime.cuda_graph and precision.device.type == "cuda"
-            else None
-        )
-
-    @property
-    def is_graphed(self) -> bool:
+        self._compute = _compute_loss(self.parts, precision)
+        if runtime.compile is not None:
+            self._compute = torch.compile(self._compute, mode=runtime.compile, dynamic=False)
+        self.is_graphed = runtime.cuda_graph and precision.device.type == "cuda"
         """Whether forward and backward pass are CUDA graphs."""
-        return self._graphed is not None
-
-    @property
-    def is_bound(self) -> bool:
+        self._graphed = GraphedGradients(self._add, parts.model) if self.is_graphed else None
+        self.is_bound = runtime.compile is not None or self.is_graphed
         """Whether compiled code or a CUDA graph is bound to the model, so that the next training
-        must use the same model.
-        """
-        return self._is_compiled or self.is_graphed
+        must use the same model."""
 
     def __call__(
         self, inputs: torch.Tensor, targets: torch.Tensor, scaler: torch.amp.GradScaler | None
@@ -137,11 +123,11 @@ class BatchGradients:
 
         A CUDA graph, which has no scaler, puts them there instead.
         """
-        if self._graphed is not None:
+        if self._graphed is None:
+            self._add(inputs, targets, scaler)
+        else:
             with labelled("graph"):
                 self._graphed(inputs, targets)
-            return
-        self._add(inputs, targets, scaler)
 
     def _add(
         self,

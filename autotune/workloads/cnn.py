@@ -234,12 +234,11 @@ class SpeedCNN(nn.Module):
         """
         groups: dict[str, list[nn.Parameter]] = defaultdict(list)
         for name, parameter in self.named_parameters():
-            if name == "patches.bias" and self.whitening:
-                kind = "whitening_bias"
-            elif name == "head.weight":
+            kind = "filters" if parameter.ndim == 4 else "biases"
+            if name == "head.weight":
                 kind = "head"
-            else:
-                kind = "filters" if parameter.ndim == 4 else "biases"
+            elif name == "patches.bias" and self.whitening:
+                kind = "whitening_bias"
             groups[kind].append(parameter)
         return groups
 

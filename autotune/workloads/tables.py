@@ -63,11 +63,8 @@ def csv_table(
             raise DataError(
                 f"data: {path} has no column {name}; it has {', '.join(table.columns[:20])}"
             )
-    columns = {
-        name: _values(table[name])
-        for name in table.columns
-        if name not in (target_column, *ignored_columns)
-    }
+    inputs = table.drop(columns=[target_column, *ignored_columns])
+    columns = {name: _values(inputs[name]) for name in inputs}
     if not columns:
         raise DataError(f"data.path: {path} has no column besides the target")
     num_missing = table[target_column].isna().sum()

@@ -39,8 +39,20 @@ CPU_ONLY = Capabilities(
     has_torchao=True,
 )
 BARE = replace(CPU_ONLY, has_compiler=False, has_torchao=False)
-OLD_GPU = replace(CPU_ONLY, num_gpus=1, gpu_name="NVIDIA T4", compute_capability=(7, 5))
-NEW_GPUS = replace(CPU_ONLY, num_gpus=2, gpu_name="NVIDIA H200", compute_capability=(9, 0))
+OLD_GPU = replace(
+    CPU_ONLY,
+    num_gpus=1,
+    gpu_name="NVIDIA T4",
+    gpu_kinds=("NVIDIA T4",),
+    compute_capability=(7, 5),
+)
+NEW_GPUS = replace(
+    CPU_ONLY,
+    num_gpus=2,
+    gpu_name="NVIDIA H200",
+    gpu_kinds=("NVIDIA H200",),
+    compute_capability=(9, 0),
+)
 RADEON = replace(NEW_GPUS, gpu_name="AMD Instinct MI300X", compute_capability=None)
 NO_TORCHAO = "precision.float8 needs torchao, which is not installed (pip install 'autotune[fp8]')"
 

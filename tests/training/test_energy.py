@@ -151,7 +151,7 @@ def test_a_device_without_a_counter_has_no_joules_and_says_why(
     energy._cpu_meter.cache_clear()
 
 
-def _sum_as_rank(rank: int, machine: int, port: int, told: Connection) -> None:
+def _sum_as_rank(rank: int, machine: str, port: int, told: Connection) -> None:
     store = TCPStore("127.0.0.1", port, is_master=False)
     with joined(store, rank=rank, size=3, device=torch.device("cpu")) as ranks:
         energy._machine = lambda: machine
@@ -165,7 +165,7 @@ def _sum_as_rank(rank: int, machine: int, port: int, told: Connection) -> None:
 def test_ranks_sum_their_gpus_and_count_each_machines_cpu_once() -> None:
     store, context = open_store(), multiprocessing.get_context("spawn")
     pipes = [context.Pipe(duplex=False) for _ in range(3)]
-    machines = (7, 7, 8)
+    machines = ("a", "a", "b")
     others = [
         context.Process(
             target=_sum_as_rank, args=(rank, machines[rank], store.port, theirs), daemon=True

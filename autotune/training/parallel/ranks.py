@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
@@ -26,6 +26,8 @@ from torch.distributed.tensor import DTensor
 from autotune.measurement import Phase, PhaseClock
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 TIMEOUT = timedelta(minutes=30)
 """Time limit of one exchange between ranks; a hung training is ended long before, by the trial's
@@ -80,6 +82,13 @@ class Ranks:
         values = [value]
         distributed.broadcast_object_list(values, src=0, device=torch.device("cpu"))
         return values[0]
+
+    def gathered(self, value: T) -> list[T]:
+        """The values of all ranks, which must be plain data, in the order of the ranks."""
+        values = [value] * self.size
+        if self.size > 1:
+            distributed.all_gather_object(values, value)
+        return values
 
     @contextmanager
     def leading(self) -> Iterator[None]:

@@ -53,33 +53,24 @@ def joined_at(rendezvous: Rendezvous, config: TrialConfig) -> Iterator[Ranks]:
     device, backend = pick_device(config.device), config.parallelism.get("backend")
     if backend == "nccl" and device.type != "cuda":
         raise ConfigError("parallelism.backend: found nccl, use null or gloo on the CPU")
-    with (
-        _gloo_interface(rendezvous.host),
-        joined(
+    environment = _gloo_environment(rendezvous.host)
+    os.environ.update(environment)
+    try:
+        with joined(
             _store_of(rendezvous),
             rank=rendezvous.rank,
             size=rendezvous.size,
             device=device,
             backend=backend,
-        ) as ranks,
-    ):
-        yield ranks
+        ) as ranks:
+            yield ranks
+    finally:
+        for name in environment:
+            del os.environ[name]
 
 
 def _store_of(rendezvous: Rendezvous) -> TCPStore:
     return TCPStore(rendezvous.host, rendezvous.port, is_master=False, timeout=TIMEOUT)
-
-
-@contextmanager
-def _gloo_interface(host: str) -> Iterator[None]:
-    """Let gloo listen where this machine reaches a host, until the context ends."""
-    environment = _gloo_environment(host)
-    os.environ.update(environment)
-    try:
-        yield
-    finally:
-        for name in environment:
-            del os.environ[name]
 
 
 def _gloo_environment(host: str) -> dict[str, str]:
