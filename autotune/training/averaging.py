@@ -9,17 +9,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from autotune.errors import check_counts, check_fractions
 
 
-def none(model: torch.nn.Module, total_steps: int) -> None:
+def none(model: nn.Module, total_steps: int) -> None:
     """No average: the trained model itself is evaluated and saved."""
 
 
 def ema(
-    model: torch.nn.Module,
+    model: nn.Module,
     total_steps: int,
     *,
     decay: float,
@@ -67,7 +68,7 @@ class ExponentialMovingAverage:
     """
 
     def __init__(
-        self, model: torch.nn.Module, *, decay: float, every_steps: int, start_step: int
+        self, model: nn.Module, *, decay: float, every_steps: int, start_step: int
     ) -> None:
         self._trained = model
         self._average = _plain_copy(model)
@@ -84,7 +85,7 @@ class ExponentialMovingAverage:
         self._copied = list(zip(copies, buffers, strict=True))
 
     @property
-    def model(self) -> torch.nn.Module:
+    def model(self) -> nn.Module:
         """Copy of the model that holds the average; the trained model before the average begins."""
         if not self._has_begun:
             return self._trained
@@ -125,7 +126,7 @@ class ExponentialMovingAverage:
         self._is_rounded = False
 
 
-def _plain_copy(model: torch.nn.Module) -> torch.nn.Module:
+def _plain_copy(model: nn.Module) -> nn.Module:
     """Deep copy of a model.
 
     Tensor attributes computed from weights (masked weights) are cloned, because deepcopy refuses
@@ -135,19 +136,19 @@ def _plain_copy(model: torch.nn.Module) -> torch.nn.Module:
         id(attribute): attribute.detach().clone()
         for module in model.modules()
         for attribute in vars(module).values()
-        if isinstance(attribute, torch.Tensor) and not attribute.is_leaf
+        if isinstance(attribute, Tensor) and not attribute.is_leaf
     }
     return copy.deepcopy(model, computed)
 
 
 def _averaged_and_copied(
-    model: torch.nn.Module,
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    model: nn.Module,
+) -> tuple[list[Tensor], list[Tensor]]:
     """A model's weights with the running means and variances of all norm layers, and all other
     buffers.
     """
     averaged = [parameter.detach() for parameter in model.parameters()]
-    copied: list[torch.Tensor] = []
+    copied: list[Tensor] = []
     for name, buffer in model.named_buffers():
         is_statistic = name.rpartition(".")[2] in ("running_mean", "running_var")
         (averaged if is_statistic else copied).append(buffer)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from autotune.config.build import accepted_arguments, build, build_partial, call
@@ -27,8 +28,8 @@ from autotune.training.parallel.strategy import SharedModel, Strategy
 from autotune.training.runtime import Precision, checkpoint_activations
 from autotune.training.techniques.technique import Technique
 
-Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-Views = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
+Score = Callable[[Tensor, Tensor], Tensor]
+Views = Callable[[nn.Module, Tensor], Tensor]
 
 _INITIALISE_SAMPLES = 5_000
 """Upper limit on the training samples that are passed to a model's ``initialise_from``."""
@@ -47,9 +48,7 @@ class Augmentation(Protocol):
     The contract is in ``autotune.training.augmentation``.
     """
 
-    def __call__(
-        self, inputs: torch.Tensor, *, samples: torch.Tensor, epoch: int, progress: float
-    ) -> torch.Tensor:
+    def __call__(self, inputs: Tensor, *, samples: Tensor, epoch: int, progress: float) -> Tensor:
         """The augmented inputs of a batch.
 
         Args:
@@ -66,7 +65,7 @@ class BoundParts:
     those use these.
     """
 
-    model: torch.nn.Module
+    model: nn.Module
     shared: SharedModel
     """The model as this rank trains and scores it."""
     technique: Technique
@@ -87,7 +86,7 @@ class Components(BoundParts):
     scaler: torch.amp.GradScaler | None
 
     @property
-    def evaluated_model(self) -> torch.nn.Module:
+    def evaluated_model(self) -> nn.Module:
         """Model that is scored and saved: the average of the weights if there is one, else the
         trained model.
         """
@@ -186,10 +185,10 @@ def _make_model(
     device: torch.device,
     precision: Precision,
     shapes: Mapping[str, Any],
-) -> torch.nn.Module:
+) -> nn.Module:
     """The model with its initial weights on a device."""
     model = build(config.model, config.allowed_targets, "model", **shapes)
-    if not isinstance(model, torch.nn.Module):
+    if not isinstance(model, nn.Module):
         raise ConfigError(
             f"model: {config.model['_target_']} returned {type(model).__name__}; it must return a"
             " torch.nn.Module"
@@ -205,7 +204,7 @@ def _make_model(
     return model
 
 
-def reset_model(trained: torch.nn.Module, fresh: torch.nn.Module) -> None:
+def reset_model(trained: nn.Module, fresh: nn.Module) -> None:
     """Give a trained model, in place, the state of a fresh model of the same configuration."""
     trained.load_state_dict(fresh.state_dict())
     for parameter, fresh_parameter in zip(trained.parameters(), fresh.parameters(), strict=True):
@@ -215,7 +214,7 @@ def reset_model(trained: torch.nn.Module, fresh: torch.nn.Module) -> None:
 
 def _make_optimizer(
     config: TrialConfig,
-    model: torch.nn.Module,
+    model: nn.Module,
     num_samples: int,
     total_steps: int,
     *,

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from autotune.config.build import build_partial
@@ -40,8 +41,8 @@ from autotune.errors import DataError, explained
 class Split:
     """One split of a data set: inputs [samples, ...] and targets [samples, ...], on one device."""
 
-    inputs: torch.Tensor
-    targets: torch.Tensor
+    inputs: Tensor
+    targets: Tensor
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -52,7 +53,7 @@ class Split:
         return self.inputs.nbytes + self.targets.nbytes
 
 
-def memory_format_of(inputs: torch.Tensor) -> torch.memory_format:
+def memory_format_of(inputs: Tensor) -> torch.memory_format:
     """Channels-last for 4-D inputs that are in this format only, else contiguous."""
     is_channels_last = (
         inputs.ndim == 4
@@ -69,7 +70,7 @@ class LoadedData:
     train: Split
     validation: Split
     test: Split | None
-    transform: Callable[[torch.Tensor], torch.Tensor]
+    transform: Callable[[Tensor], Tensor]
     """Function that turns stored inputs into model inputs, on the device."""
     is_mapped: bool
     """Whether the training split is mapped from a file."""
@@ -77,7 +78,7 @@ class LoadedData:
     """Checksum of the shapes, dtypes and a sample of the bytes of all splits."""
 
     @property
-    def example(self) -> torch.Tensor:
+    def example(self) -> Tensor:
         """The first transformed input, by whose shape and dtype a model is made."""
         return self.transform(self.train.inputs[:1])[0]
 
@@ -160,7 +161,7 @@ def _split(given: Any, where: str) -> Split:
     return Split(inputs, targets)
 
 
-def _tensor(array: Any) -> torch.Tensor:
+def _tensor(array: Any) -> Tensor:
     """A tensor or array as a tensor in host memory.
 
     An array, mapped from a file or not, shares its memory with the result.
@@ -198,9 +199,9 @@ class Batch(NamedTuple):
     the training split ``[batch]``.
     """
 
-    inputs: torch.Tensor
-    targets: torch.Tensor
-    samples: torch.Tensor
+    inputs: Tensor
+    targets: Tensor
+    samples: Tensor
 
 
 def sample_order(
@@ -211,7 +212,7 @@ def sample_order(
     *,
     first_step: int,
     device: torch.device,
-) -> Iterator[torch.Tensor]:
+) -> Iterator[Tensor]:
     """Yield the sample indices ``[batch]`` of every step from ``first_step`` on.
 
     Each epoch has a new order, without its incomplete last batch. The order is drawn on the CPU, so
@@ -232,7 +233,7 @@ def sample_order(
 
 def host_batches(
     split: Split,
-    order: Iterator[torch.Tensor],
+    order: Iterator[Tensor],
     *,
     num_workers: int,
     prefetch_batches: int,
@@ -264,7 +265,7 @@ def host_batches(
         yield from _moved_ahead(gathered, device) if pinned else gathered
 
 
-def gather(split: Split, samples: torch.Tensor, pinned: bool = False) -> Batch:
+def gather(split: Split, samples: Tensor, pinned: bool = False) -> Batch:
     """The batch of some samples ``[batch]`` of a split on the same device, in pinned memory if
     requested.
     """
@@ -274,7 +275,7 @@ def gather(split: Split, samples: torch.Tensor, pinned: bool = False) -> Batch:
     return Batch(*(tensor.pin_memory() for tensor in batch)) if pinned else batch
 
 
-def _selected_rows(inputs: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+def _selected_rows(inputs: Tensor, samples: Tensor) -> Tensor:
     """The selected rows of a tensor, in the tensor's memory format."""
     if memory_format_of(inputs) is torch.channels_last:
         return inputs.permute(0, 2, 3, 1).index_select(0, samples).permute(0, 3, 1, 2)

@@ -42,7 +42,9 @@ class RaplMeter:
         try:
             self._counters = [
                 (zone / "energy_uj", int((zone / "max_energy_range_uj").read_text()))
-                for zone in _packages(folder)
+                for zone in sorted(folder.glob("intel-rapl:*"))
+                # with their cores, and without memory and the platform, which counts more
+                if text_of(zone / "name").startswith("package")
             ]
             self._last = self._read()
         except OSError as error:
@@ -66,18 +68,6 @@ class RaplMeter:
 
     def _read(self) -> list[int]:
         return [int(path.read_text()) for path, _ in self._counters]
-
-
-def _packages(folder: Path) -> list[Path]:
-    """RAPL zones of whole packages, which include their cores but not memory.
-
-    The platform's zone, which counts more, is left out.
-    """
-    return [
-        zone
-        for zone in sorted(folder.glob("intel-rapl:*"))
-        if text_of(zone / "name").startswith("package")
-    ]
 
 
 def energy_meter(device: torch.device) -> Callable[[], float] | None:

@@ -3,13 +3,11 @@
 Contract: ``loss(outputs, targets)`` returns a scalar tensor, the mean over the samples given.
 """
 
-import torch
+from torch import Tensor
 from torch.nn import functional
 
 
-def token_cross_entropy(
-    outputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
-) -> torch.Tensor:
+def token_cross_entropy(outputs: Tensor, targets: Tensor, *, label_smoothing: float) -> Tensor:
     """Cross-entropy in nats per token: the mean over samples and positions, computed in float32.
 
     Args:

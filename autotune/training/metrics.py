@@ -6,12 +6,12 @@ evaluation weights its batches by size.
 
 import math
 
-import torch
+from torch import Tensor
 
 from autotune.training.losses import token_cross_entropy
 
 
-def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Fraction of samples whose highest output is at the target class.
 
     Args:
@@ -21,7 +21,7 @@ def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (outputs.argmax(dim=-1) == targets).float().mean()
 
 
-def bits_per_character(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def bits_per_character(outputs: Tensor, targets: Tensor) -> Tensor:
     """Mean of -log2 p of the next character: the bits per character that a text takes when it is
     coded with the model's predictions.
 

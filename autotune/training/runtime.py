@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from autotune.config.schema import PrecisionConfig, TrialConfig
@@ -72,17 +73,17 @@ class Precision:
         )
         return torch.amp.GradScaler(self.device.type)
 
-    def outputs(self, outputs: torch.Tensor) -> torch.Tensor:
+    def outputs(self, outputs: Tensor) -> Tensor:
         """A model's outputs as the loss takes them: converted to float32 if the weights have
         another dtype.
         """
         return (
             outputs
-            if self.weights_dtype is torch.float32 or not isinstance(outputs, torch.Tensor)
+            if self.weights_dtype is torch.float32 or not isinstance(outputs, Tensor)
             else outputs.float()
         )
 
-    def convert(self, model: torch.nn.Module) -> torch.nn.Module:
+    def convert(self, model: nn.Module) -> nn.Module:
         """Convert the model to the precision's number formats.
 
         Raises:
@@ -95,7 +96,7 @@ class Precision:
         )
 
 
-def _to_float8(model: torch.nn.Module, *, emulate: bool) -> torch.nn.Module:
+def _to_float8(model: nn.Module, *, emulate: bool) -> nn.Module:
     """Replace the model's linear layers by torchao's float8 layers.
 
     ``emulate`` only rounds like float8, for devices other than GPUs. Batches of any size are padded
@@ -109,9 +110,9 @@ def _to_float8(model: torch.nn.Module, *, emulate: bool) -> torch.nn.Module:
             f"precision.float8: needs torchao ({error}): pip install 'autotune[fp8]'"
         ) from error
 
-    def fits(module: torch.nn.Module, name: str) -> bool:
+    def fits(module: nn.Module, name: str) -> bool:
         return (
-            isinstance(module, torch.nn.Linear)
+            isinstance(module, nn.Linear)
             and module.in_features % 16 == module.out_features % 16 == 0
         )
 
@@ -147,7 +148,7 @@ def apply_runtime(config: TrialConfig, device: torch.device, num_threads: int) -
         torch.compiler.reset()  # every training compiles for itself
 
 
-def checkpoint_activations(model: torch.nn.Module, *, recompute_statistics: bool) -> None:
+def checkpoint_activations(model: nn.Module, *, recompute_statistics: bool) -> None:
     """Checkpoint a model's blocks: each block keeps only its inputs, and computes its activations
     again in the backward pass.
 
@@ -168,30 +169,30 @@ def checkpoint_activations(model: torch.nn.Module, *, recompute_statistics: bool
 
 
 def _contexts(
-    block: torch.nn.Module,
+    block: nn.Module,
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Contexts of a block's forward pass, and of the one that computes its activations again."""
     return contextlib.nullcontext(), _statistics_kept(block)
 
 
-def _blocks(model: torch.nn.Module) -> Sequence[torch.nn.Module]:
+def _blocks(model: nn.Module) -> Sequence[nn.Module]:
     blocks_method = getattr(model, "blocks", None)
     return list(blocks_method() if callable(blocks_method) else _children_of_containers(model))
 
 
-def _children_of_containers(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+def _children_of_containers(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the children of every outermost Sequential and ModuleList in a module."""
     for child in module.children():
-        if isinstance(module, torch.nn.Sequential | torch.nn.ModuleList):
+        if isinstance(module, nn.Sequential | nn.ModuleList):
             yield child
         else:
             yield from _children_of_containers(child)
 
 
 @contextlib.contextmanager
-def _statistics_kept(block: torch.nn.Module) -> Iterator[None]:
+def _statistics_kept(block: nn.Module) -> Iterator[None]:
     """Context in which a forward pass leaves the running statistics of batch norms unchanged."""
-    batch_norm = torch.nn.modules.batchnorm._BatchNorm  # noqa: SLF001  # no public base class
+    batch_norm = nn.modules.batchnorm._BatchNorm  # noqa: SLF001  # no public base class
     norms = [
         module
         for module in block.modules()
@@ -207,6 +208,10 @@ def _statistics_kept(block: torch.nn.Module) -> Iterator[None]:
             norm.momentum = momentum
             if norm.training and norm.num_batches_tracked is not None:
                 norm.num_batches_tracked -= 1
+
+
+Gradients = Callable[[Tensor, Tensor], None]
+"""Puts the gradients of a batch, of inputs and targets, into the parameters' ``.grad``."""
 
 
 class GraphedGradients:
@@ -226,27 +231,23 @@ class GraphedGradients:
 
     _NUM_WARM_UPS = 3
 
-    def __init__(
-        self, gradients: Callable[[torch.Tensor, torch.Tensor], None], model: torch.nn.Module
-    ) -> None:
+    def __init__(self, gradients: Gradients, model: nn.Module) -> None:
         self._gradients = gradients
         self._model = model
         self._parameters = list(model.parameters())
         # missing in torch's stubs
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._replays: dict[object, Callable[[torch.Tensor, torch.Tensor], None]] = {}
+        self._replays: dict[object, Gradients] = {}
         """What replays each graph with a batch."""
 
-    def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+    def __call__(self, inputs: Tensor, targets: Tensor) -> None:
         """Put the batch's gradients into the parameters' ``.grad``."""
         key = inputs.shape, tuple(parameter.requires_grad for parameter in self._parameters)
         if key not in self._replays:
             self._replays[key] = self._captured(inputs, targets)
         self._replays[key](inputs, targets)
 
-    def _captured(
-        self, inputs: torch.Tensor, targets: torch.Tensor
-    ) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    def _captured(self, inputs: Tensor, targets: Tensor) -> Gradients:
         """Capture a graph for batches of this shape, and return what replays it."""
         static_inputs, static_targets = inputs.clone(), targets.clone()
         buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
@@ -265,7 +266,7 @@ class GraphedGradients:
             buffer.copy_(before)
         gradients = [parameter.grad for parameter in self._parameters]
 
-        def replay(inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        def replay(inputs: Tensor, targets: Tensor) -> None:
             static_inputs.copy_(inputs)
             static_targets.copy_(targets)
             graph.replay()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
@@ -151,7 +152,7 @@ class Run:
             shapes: dict[torch.Size, int] = {}
             for first_step in _steps_of_new_shapes(step.parts.augment, self.total_steps):
                 shapes.setdefault(step.augmented(batch, first_step).shape, first_step)
-            if built is not None and built.shapes != list(shapes):
+            if built is not None and built.shapes != shapes.keys():
                 torch.compiler.reset()
                 built, step = None, self.training_step()
             is_bound = step.gradients.is_bound
@@ -161,14 +162,14 @@ class Run:
             with code.first_passes(clock) if is_bound else contextlib.nullcontext():
                 # compiled code warms up, records CUDA graphs and replays them
                 for _ in range(3 if is_bound else 1):
-                    step.warm_up(batch, list(shapes.values()))
+                    step.warm_up(batch, shapes.values())
             run = replace(
                 self, evaluation_batch_size=self._fitting_evaluation_batch_size(step.parts)
             )
         if run.validation is self.data.validation and fits_on(self.device, self.data.validation):
             run = replace(run, validation=self._moved(self.data.validation))
         return run, (
-            _Built(graph=graph, run=run, shapes=list(shapes), gradients=step.gradients, code=code)
+            _Built(graph=graph, run=run, shapes={*shapes}, gradients=step.gradients, code=code)
             if is_bound
             else None
         )
@@ -204,7 +205,7 @@ class Run:
                 inputs, targets, samples = (tensor.to(self.device) for tensor in batch)
                 yield Batch(self._formatted(self.data.transform(inputs)), targets, samples)
 
-    def _formatted(self, inputs: torch.Tensor) -> torch.Tensor:
+    def _formatted(self, inputs: Tensor) -> Tensor:
         """Inputs in the model's memory format, floating-point ones in its dtype."""
         if inputs.is_floating_point():
             inputs = inputs.to(self.precision.weights_dtype)
@@ -245,7 +246,7 @@ class Run:
                 module.training = True
             getattr(parts.optimizer, "train", lambda: None)()
 
-    def _sums(self, parts: Components, split: Split, size: int) -> torch.Tensor:
+    def _sums(self, parts: Components, split: Split, size: int) -> Tensor:
         """Sums of metric and loss over the samples of a split that this rank scores, ``size`` at
         once.
         """
@@ -262,9 +263,7 @@ class Run:
                 sums += scores * counted
         return sums
 
-    def _scores(
-        self, parts: Components, inputs: torch.Tensor, targets: torch.Tensor
-    ) -> torch.Tensor:
+    def _scores(self, parts: Components, inputs: Tensor, targets: Tensor) -> Tensor:
         """Mean metric and loss of a batch, whose outputs are freed afterwards."""
         targets = targets.to(self.device)
         model_inputs = self._formatted(self.data.transform(inputs.to(self.device)))
@@ -375,7 +374,7 @@ class _Built:
 
     graph: str
     run: Run
-    shapes: list[torch.Size]
+    shapes: set[torch.Size]
     """Shapes of the batches' inputs."""
     gradients: BatchGradients
     code: CompiledCode

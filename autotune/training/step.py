@@ -1,14 +1,16 @@
 """The training step: updates the weights from one batch, without ever waiting for the device."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import torch
+from torch import Tensor
 
 from autotune.config.schema import TrialConfig
 from autotune.training.components import BoundParts, Components
 from autotune.training.data import Batch
 from autotune.training.runtime import GraphedGradients, Precision
+from autotune.training.techniques.technique import Loss
 
 
 class TrainingStep:
@@ -55,7 +57,7 @@ class TrainingStep:
             if parts.average is not None:
                 parts.average.update(step + 1)
 
-    def augmented(self, batch: Batch, step: int) -> torch.Tensor:
+    def augmented(self, batch: Batch, step: int) -> Tensor:
         """The augmented inputs of a batch, as the model sees them at a step."""
         with labelled("augmentation"):
             return self.parts.augment(
@@ -65,7 +67,7 @@ class TrainingStep:
                 progress=step / self._total_steps,
             )
 
-    def warm_up(self, batch: Batch, steps: Sequence[int]) -> None:
+    def warm_up(self, batch: Batch, steps: Iterable[int]) -> None:
         """Compute the batch's gradients with the augmentation of each of the given steps, then
         update the weights once.
         """
@@ -73,7 +75,7 @@ class TrainingStep:
             self._compute_gradients(self.augmented(batch, step), batch.targets)
         self._step_optimizer()
 
-    def _compute_gradients(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+    def _compute_gradients(self, inputs: Tensor, targets: Tensor) -> None:
         """Compute the gradients of a batch into the parameters' ``.grad``, in place of those of
         the last batch.
         """
@@ -117,7 +119,7 @@ class BatchGradients:
         must use the same model."""
 
     def __call__(
-        self, inputs: torch.Tensor, targets: torch.Tensor, scaler: torch.amp.GradScaler | None
+        self, inputs: Tensor, targets: Tensor, scaler: torch.amp.GradScaler | None
     ) -> None:
         """Add the batch's gradients to the parameters' ``.grad``.
 
@@ -131,8 +133,8 @@ class BatchGradients:
 
     def _add(
         self,
-        inputs: torch.Tensor,
-        targets: torch.Tensor,
+        inputs: Tensor,
+        targets: Tensor,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         """Add the gradients of the batch's mean loss, by micro-batches if configured, which is the
@@ -149,8 +151,8 @@ class BatchGradients:
 
     def _add_share(
         self,
-        inputs: torch.Tensor,
-        targets: torch.Tensor,
+        inputs: Tensor,
+        targets: Tensor,
         share: float,
         scaler: torch.amp.GradScaler | None,
     ) -> None:
@@ -163,16 +165,14 @@ class BatchGradients:
             scaled.backward()  # type: ignore[no-untyped-call]  # missing in torch's stubs
 
 
-def _compute_loss(
-    parts: BoundParts, precision: Precision
-) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+def _compute_loss(parts: BoundParts, precision: Precision) -> Loss:
     """Function that computes a batch's loss from its inputs and targets.
 
     It uses only components that later trainings keep, because it may be compiled.
     """
     model, technique, loss = parts.shared, parts.technique, parts.loss
 
-    def compute(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def compute(inputs: Tensor, targets: Tensor) -> Tensor:
         with precision.autocast():
             return technique.loss(loss, precision.outputs(model(inputs)), targets, inputs)
 

@@ -35,17 +35,13 @@ class SimpleCNN(nn.Module):
     ) -> None:
         super().__init__()
         _check(input_shape, widths, least=2 ** len(widths))
-        for padding in (0, 1):
-            size = [*input_shape[1:]]
-            for _ in widths:
-                size = [(length - 2 + 2 * padding) // 2 for length in size]
-            if min(size) > 0:
-                break
+        channels, *size = input_shape
+        # without padding, layers that leave a side of n pixels need one of 2 n + 2 pixels before
+        padding = 0 if min(size) >= 3 * 2 ** len(widths) - 2 else 1
         layers: list[nn.Module] = []
-        channels = input_shape[0]
         for width in widths:
             layers += [*_convolution(channels, width, norm, padding), nn.MaxPool2d(2)]
-            channels = width
+            channels, size = width, [length // 2 - 1 + padding for length in size]
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Linear(channels * size[0] * size[1], num_classes)
 

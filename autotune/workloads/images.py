@@ -51,7 +51,7 @@ def digits(*, classes: Sequence[int] | None = None, num_train: int | None = None
     table = torch.from_numpy(np.loadtxt(path, delimiter=",", dtype=np.float32))
     inputs, targets = table[:, :-1].reshape(-1, 1, 8, 8), table[:, -1].long()
     if classes is not None:
-        if not 2 <= len(set(classes)) == len(classes) or not set(classes) <= set(range(10)):
+        if not (2 <= len(set(classes)) == len(classes) and set(classes) <= set(range(10))):
             raise DataError(
                 f"data.classes: found {list(classes)}, use two or more different digits, 0 to 9"
             )

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autotune.errors import ConfigError
 from autotune.training.optimizers.decoupled import (
@@ -180,7 +180,7 @@ class Muon(torch.optim.Optimizer):
         """
         filters, *others = self.param_groups
         self._muon.param_groups = [{**filters, "params": self._views}]
-        changed: list[torch.Tensor] = []
+        changed: list[Tensor] = []
         for parameter, view in zip(filters["params"], self._views, strict=True):
             self._muon.state[view] = self.state[parameter]
             if parameter.grad is not None:
@@ -197,7 +197,7 @@ class Muon(torch.optim.Optimizer):
         self._others.step()
 
 
-def matrix_view(tensor: torch.Tensor) -> torch.Tensor:
+def matrix_view(tensor: Tensor) -> Tensor:
     """View a tensor ``[rows, ...]`` as a matrix ``[rows, columns]`` that shares its memory, with
     columns in memory order.
 
@@ -213,7 +213,7 @@ def matrix_view(tensor: torch.Tensor) -> torch.Tensor:
         ) from error
 
 
-def _in_order_of(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+def _in_order_of(parameter: Tensor, tensor: Tensor) -> Tensor:
     """A tensor of the parameter's shape, its dimensions after the first permuted to the order of
     the parameter's memory.
     """

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -45,7 +46,7 @@ def load_sharded(folder: Path, objects: Mapping[str, Any]) -> None:
             set_optimizer_state_dict(model, optimizer, states[name])
 
 
-def whole_state(model: torch.nn.Module) -> dict[str, Any]:
+def whole_state(model: nn.Module) -> dict[str, Any]:
     """The state of a model; of a divided one, gathered on the first rank by all of them."""
     if not sharded_names({"": model}):
         return model.state_dict()
@@ -64,15 +65,15 @@ def _states(objects: Mapping[str, Any]) -> dict[str, Any]:
 
 def _pairs(
     objects: Mapping[str, Any],
-) -> Iterator[tuple[str, torch.nn.Module, torch.optim.Optimizer | None]]:
+) -> Iterator[tuple[str, nn.Module, torch.optim.Optimizer | None]]:
     """Each model, and each optimizer with the model of its parameters.
 
     Raises:
         DataError: the model of an optimizer is not among the objects.
     """
-    models = [value for value in objects.values() if isinstance(value, torch.nn.Module)]
+    models = [value for value in objects.values() if isinstance(value, nn.Module)]
     for name, value in objects.items():
-        if isinstance(value, torch.nn.Module):
+        if isinstance(value, nn.Module):
             yield name, value, None
             continue
         trained = set(_parameters(value))
@@ -82,8 +83,8 @@ def _pairs(
         yield name, owner, value
 
 
-def _parameters(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.nn.Module):
+def _parameters(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, nn.Module):
         yield from value.parameters()
     elif isinstance(value, torch.optim.Optimizer):
         for group in value.param_groups:

@@ -5,6 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
 from autotune.errors import ConfigError, check_fractions
@@ -71,9 +72,7 @@ class Distillation(Technique):
             path.absolute(), path.stat().st_mtime_ns, tuple(allowed_targets), device
         )
 
-    def loss(
-        self, loss: Loss, outputs: torch.Tensor, targets: torch.Tensor, inputs: torch.Tensor
-    ) -> torch.Tensor:
+    def loss(self, loss: Loss, outputs: Tensor, targets: Tensor, inputs: Tensor) -> Tensor:
         """The mixed loss of a batch; outputs are logits ``[batch, ..., classes]``."""
         if self._mix == 0:
             return loss(outputs, targets)
@@ -93,7 +92,7 @@ class Distillation(Technique):
 @lru_cache(maxsize=1)
 def _teacher(
     path: Path, modified_ns: int, allowed_targets: tuple[str, ...], device: torch.device
-) -> torch.nn.Module:
+) -> nn.Module:
     """Build a checkpoint's model with its weights, on a device, in evaluation mode.
 
     A changed file is loaded anew.

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from autotune.errors import ConfigError, check_counts, check_fractions
@@ -64,7 +65,7 @@ class Pruning(Technique):
         self._num_prunings = num_prunings
         self._layers: list[Any] = []
 
-    def start(self, model: torch.nn.Module) -> None:
+    def start(self, model: nn.Module) -> None:
         """Put a mask of ones on every layer that is to be pruned.
 
         Raises:
@@ -84,7 +85,7 @@ class Pruning(Technique):
                     if getattr(layer, name) is not None:
                         prune.identity(layer, name)  # type: ignore[no-untyped-call]  # torch's
 
-    def before_step(self, model: torch.nn.Module, step: int, total_steps: int) -> None:
+    def before_step(self, model: nn.Module, step: int, total_steps: int) -> None:
         """Prune if the schedule has a pruning before this step."""
         sparsity = self.schedule(total_steps).get(step)
         if sparsity is not None:
@@ -101,7 +102,7 @@ class Pruning(Technique):
         else:
             _prune_weights(self._layers, sparsity)
 
-    def counts(self, model: torch.nn.Module, step: int, total_steps: int) -> bool:
+    def counts(self, model: nn.Module, step: int, total_steps: int) -> bool:
         """Whether the last pruning is done and ``model`` has its sparsity, which an average of
         the weights reaches later.
         """
@@ -109,14 +110,14 @@ class Pruning(Technique):
             return False
         return _num_masked(model.modules()) >= _num_masked(self._layers)
 
-    def finish(self, model: torch.nn.Module) -> None:
+    def finish(self, model: nn.Module) -> None:
         """Set the masked weights to zero, and remove masks and hooks."""
         for module in model.modules():
             for name in ("weight", "bias"):
                 if hasattr(module, f"{name}_mask"):
                     prune.remove(module, name)  # type: ignore[no-untyped-call]  # torch's
 
-    def _prunable(self, model: torch.nn.Module) -> list[Any]:
+    def _prunable(self, model: nn.Module) -> list[Any]:
         num_owners = Counter(
             id(parameter)
             for module in model.modules()
@@ -171,9 +172,9 @@ def _prune_filters(layer: Any, sparsity: float) -> None:
         layer.bias_mask[pruned] = 0
 
 
-def _masked(layer: Any) -> torch.Tensor:
+def _masked(layer: Any) -> Tensor:
     """A layer's weights with its mask applied."""
-    masked: torch.Tensor = layer.weight_orig.detach() * layer.weight_mask
+    masked: Tensor = layer.weight_orig.detach() * layer.weight_mask
     return masked
 
 

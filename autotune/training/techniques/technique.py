@@ -5,13 +5,13 @@ pruning.
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from torch import Tensor, nn
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
 """Loss of a batch's outputs and targets."""
 # no public name for all convolutions
-_WEIGHTED = (torch.nn.Linear, torch.nn.modules.conv._ConvNd)  # noqa: SLF001
-_NEVER_CALLED = torch.nn.modules.linear.NonDynamicallyQuantizableLinear
+_WEIGHTED = (nn.Linear, nn.modules.conv._ConvNd)  # noqa: SLF001
+_NEVER_CALLED = nn.modules.linear.NonDynamicallyQuantizableLinear
 """Type of the last layer of torch's attention, which uses that layer's weights without calling
 the layer."""
 
@@ -22,26 +22,24 @@ class Technique:
     Those of this class leave the training as it is.
     """
 
-    def start(self, model: torch.nn.Module) -> None:
+    def start(self, model: nn.Module) -> None:
         """Change the model in place, before its optimizer is made."""
 
-    def before_step(self, model: torch.nn.Module, step: int, total_steps: int) -> None:
+    def before_step(self, model: nn.Module, step: int, total_steps: int) -> None:
         """Change the model in place before a step; ``step`` counts from 0."""
 
-    def loss(
-        self, loss: Loss, outputs: torch.Tensor, targets: torch.Tensor, inputs: torch.Tensor
-    ) -> torch.Tensor:
+    def loss(self, loss: Loss, outputs: Tensor, targets: Tensor, inputs: Tensor) -> Tensor:
         """The loss that a batch is trained on, where ``loss`` is the plain loss function."""
         return loss(outputs, targets)
 
-    def counts(self, model: torch.nn.Module, step: int, total_steps: int) -> bool:
+    def counts(self, model: nn.Module, step: int, total_steps: int) -> bool:
         """Whether an evaluation after ``step`` steps may reach the target.
 
         ``model`` was scored, and may be an average of the weights.
         """
         return True
 
-    def finish(self, model: torch.nn.Module) -> None:
+    def finish(self, model: nn.Module) -> None:
         """Turn the model into a plain one before its weights are kept."""
 
 
@@ -49,7 +47,7 @@ class NoTechnique(Technique):
     """Plain training."""
 
 
-def weighted_layers(model: torch.nn.Module) -> dict[str, Any]:
+def weighted_layers(model: nn.Module) -> dict[str, Any]:
     """A model's convolutions and linear layers by name, in the order in which the model
     registered them.
     """
@@ -60,7 +58,7 @@ def weighted_layers(model: torch.nn.Module) -> dict[str, Any]:
     }
 
 
-def head_of(model: torch.nn.Module) -> str | None:
+def head_of(model: nn.Module) -> str | None:
     """Name of the layer that makes a model's outputs, its last convolution or linear layer.
 
     None if it has none.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-import torch
+from torch import Tensor, nn
 
 from autotune.errors import ConfigError, check_fractions
 from autotune.remote import fetched
@@ -46,10 +46,10 @@ class Transfer(Technique):
         self._path = checkpoint_path(checkpoint)
         self._fresh_head = fresh_head
         self._unfreeze_at = unfreeze_at
-        self._frozen: list[torch.nn.Parameter] = []
-        self._frozen_norms: list[torch.nn.Module] = []
+        self._frozen: list[nn.Parameter] = []
+        self._frozen_norms: list[nn.Module] = []
 
-    def start(self, model: torch.nn.Module) -> None:
+    def start(self, model: nn.Module) -> None:
         """Copy the layers that fit into the model, and freeze them.
 
         Raises:
@@ -58,9 +58,9 @@ class Transfer(Technique):
         """
         weights, _ = read_weights_once(self._path)
         head = head_of(model) if self._fresh_head else None
-        layers: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+        layers: dict[str, dict[str, Tensor]] = defaultdict(dict)
         for key, value in model.state_dict().items():
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, Tensor):
                 layers[key.rpartition(".")[0]][key] = value
         taken = [
             name
@@ -85,7 +85,7 @@ class Transfer(Technique):
         if self._unfreeze_at > 0:
             self._freeze(model, [model.get_submodule(name) for name in taken])
 
-    def before_step(self, model: torch.nn.Module, step: int, total_steps: int) -> None:
+    def before_step(self, model: nn.Module, step: int, total_steps: int) -> None:
         """Unfreeze the frozen layers once the fraction ``unfreeze_at`` of the steps is over."""
         if self._frozen and step >= round(self._unfreeze_at * total_steps):
             for parameter in self._frozen:
@@ -94,7 +94,7 @@ class Transfer(Technique):
                 norm.train()
             self._frozen, self._frozen_norms = [], []
 
-    def _freeze(self, model: torch.nn.Module, taken: Sequence[torch.nn.Module]) -> None:
+    def _freeze(self, model: nn.Module, taken: Sequence[nn.Module]) -> None:
         self._frozen = [
             parameter
             for module in taken
