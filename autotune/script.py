@@ -41,7 +41,6 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import (
     ConfigError,
     DataError,
-    DivergedError,
     FileError,
     TimedOutError,
     last_exception,
@@ -57,6 +56,7 @@ from autotune.session import (
     SEED,
     STATE,
     WORLD_SIZES,
+    check_finite,
     environment_of,
     meant_by,
     numbers,
@@ -308,6 +308,9 @@ class _Script:
         """Names in lines of JSON that were no reports."""
         self._output: deque[str] = deque(maxlen=400)
         self._num_pythons = self._num_decided = 0
+        self._texts: dict[int | None, bytes] = defaultdict(bytes)
+        """The line that each process has begun to print."""
+        self._has_spoken = self._is_over = False
 
     def messages(self) -> Iterator[Mapping[str, Any]]:
         """Yield what the script says by ``autotune.report`` and on its stdout, until that is
@@ -316,39 +319,40 @@ class _Script:
         Raises:
             ConfigError: several processes train together, or report.
         """
-        is_first = True
-        for message in self._received():
-            if not {"imported", "unreported"} & message.keys() and is_first:
-                is_first = False
+        with contextlib.closing(self._stdout):
+            while not self._is_over:
+                yield from self._said(1.0)
+
+    def _said(self, seconds: float) -> Iterator[Mapping[str, Any]]:
+        """Yield what the script says next, if it says anything within so many seconds."""
+        for message in self._received(seconds):
+            if not {"imported", "unreported"} & message.keys() and not self._has_spoken:
+                self._has_spoken = True
                 _check_ranks(self.running(), self._num_devices)
             if "report" in message:
                 self._note_report(message)
             yield message
 
-    def _received(self) -> Iterator[Mapping[str, Any]]:
-        with contextlib.closing(self._stdout) as stdout:
-            texts: dict[int | None, bytes] = defaultdict(bytes)
-            """The line that each process has begun."""
-            sources: list[_Stdout | socket.socket] = [stdout, self._channel]
-            while True:
-                ready, _, _ = select.select(sources, [], [], 1.0)
-                # before a report that follows it, and the last of both before the end
-                writer, read = stdout.read() if stdout in ready else (None, b"")
-                if read:
-                    *lines, text = (texts[writer] + read).split(b"\n")
-                    if len(text) >= _MAX_BYTES:
-                        lines, text = [*lines, text], b""
-                    texts[writer] = text
-                    for line in lines:
-                        yield from self._said_by(writer, line + b"\n")
-                elif self._channel in ready:
-                    yield json.loads(self._channel.recv(_MAX_BYTES))
-                # a process that the script left behind may keep its stdout open
-                elif stdout in ready or self._process.poll() is not None:
-                    for writer, text in texts.items():
-                        if text:
-                            yield from self._said_by(writer, text)
-                    return
+    def _received(self, seconds: float) -> Iterator[Mapping[str, Any]]:
+        sources: list[_Stdout | socket.socket] = [self._stdout, self._channel]
+        ready, _, _ = select.select(sources, [], [], seconds)
+        # before a report that follows it, and the last of both before the end
+        writer, read = self._stdout.read() if self._stdout in ready else (None, b"")
+        if read:
+            *lines, text = (self._texts[writer] + read).split(b"\n")
+            if len(text) >= _MAX_BYTES:
+                lines, text = [*lines, text], b""
+            self._texts[writer] = text
+            for line in lines:
+                yield from self._said_by(writer, line + b"\n")
+        elif self._channel in ready:
+            yield json.loads(self._channel.recv(_MAX_BYTES))
+        # a process that the script left behind may keep its stdout open
+        elif self._stdout in ready or self._process.poll() is not None:
+            self._is_over = True
+            for writer, text in self._texts.items():
+                if text:
+                    yield from self._said_by(writer, text)
 
     def _said_by(self, writer: int | None, line: bytes) -> Iterator[Mapping[str, Any]]:
         """Take a line of output, which is a message if it tells of an import, or is JSON with the
@@ -395,10 +399,7 @@ class _Script:
                     " JSON, too; those of the one whose RANK is 0 are the evaluations",
                     stacklevel=2,
                 )
-            for name in ("metric", "loss", self._metric):
-                if not math.isfinite(value := message["report"].get(name, 0.0)):
-                    shown = self._metric if name == "metric" else name
-                    raise DivergedError(f"rank {rank} reported {shown}={value}")
+            check_finite(message["report"], self._metric, rank)
             if self._num_reports[rank] <= self._num_decided:
                 self._answer(process, None)
             return
@@ -432,19 +433,20 @@ class _Script:
         _each(self.running(), psutil.Process.resume)
         until = time.monotonic() + _ARRIVE_SECONDS
         while len(self._waiting) < self._num_devices and time.monotonic() < until:
-            self._receive(until)
+            list(self._said(_POLL_SECONDS))
         asked = set(self._waiting)
         for process in asked:
             self._answer(process, str(folder), is_last=False)
         while asked:  # up to the trial's deadline
             has_ended = not all(map(_is_alive, asked))
-            message = self._receive(time.monotonic() + _POLL_SECONDS)
-            if message is None and has_ended:
+            said = list(self._said(_POLL_SECONDS))
+            if not said and has_ended:
                 raise DataError(f"{folder}: cannot be written: the script has ended")
-            if message is not None and "kept" in message:
-                asked.discard(message["process"])
-                if message["kept"]:
+            for message in said:
+                if message.get("kept"):
                     raise DataError(message["kept"])
+                if "kept" in message:
+                    asked.discard(message["process"])
 
     def handles_sigterm(self) -> bool:
         """Whether the processes that train handle SIGTERM, in a trial that may be paused so."""
@@ -474,11 +476,9 @@ class _Script:
                 raise DataError(
                     f"training: the command was not ended by SIGTERM within {_KEEP_SECONDS:g} s"
                 )
-            # what it still says is no evaluation
-            if select.select([self._stdout], [], [], _POLL_SECONDS)[0]:
-                said = self._stdout.read()[1].splitlines(keepends=True)
-                os.write(1, b"".join(line for line in said if not line.startswith(_IMPORT_TIME)))
-            self._receive(time.monotonic())
+            if self._is_over:  # it has closed its stdout
+                time.sleep(_POLL_SECONDS)
+            list(self._said(_POLL_SECONDS))  # which is no evaluation
             self.go_on()
         if not (saved := own_files()):
             _cannot_be_paused()
@@ -488,19 +488,6 @@ class _Script:
         # it trains until it saves; processes, and launchers, take seconds to end
         saved_at = max(path.stat().st_mtime for path in saved)
         return min(max(saved_at - began_at, 0.0), time.monotonic() - began)
-
-    def _receive(self, until: float) -> Mapping[str, Any] | None:
-        """The next message on the channel; None if there is none in time."""
-        self._channel.settimeout(max(0.01, until - time.monotonic()))
-        try:
-            message: Mapping[str, Any] = json.loads(self._channel.recv(_MAX_BYTES))
-        except TimeoutError:
-            return None
-        finally:
-            self._channel.settimeout(None)
-        if "report" in message:
-            self._note_report(message)
-        return message
 
     def _answer(self, process: int | None, folder: str | None, *, is_last: bool = True) -> None:
         if process is None:  # it printed a line
@@ -577,10 +564,7 @@ class _Script:
             _each(running, psutil.Process.resume)
             _, alive = psutil.wait_procs(running, _END_SECONDS)
             _each(alive, psutil.Process.kill)
-            until = time.monotonic() + _END_SECONDS
-            # the next trial needs what they hold; nobody may wait for those that init adopts
-            while any(_is_alive(each.pid) for each in alive) and time.monotonic() < until:
-                time.sleep(_POLL_SECONDS)
+            psutil.wait_procs(alive, _END_SECONDS)  # the next trial needs what they hold
             self._process.wait()
 
     def running(self) -> list[psutil.Process]:

@@ -10,6 +10,7 @@ started it.
 import contextlib
 import difflib
 import json
+import math
 import multiprocessing
 import os
 import pkgutil
@@ -22,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, DivergedError
 
 
 class Clock:
@@ -547,6 +548,21 @@ def as_number(name: str, value: Any) -> float:
         raise ConfigError(
             f"reported {name} as {type(value).__name__}, which is not a number ({reason})"
         ) from error
+
+
+def check_finite(reported: Mapping[str, Any], metric: str, rank: int) -> None:
+    """Check what another rank than the first reports, of which nothing else counts.
+
+    Args:
+        metric: name of the target's metric.
+
+    Raises:
+        DivergedError: the metric or the loss is not finite.
+    """
+    for name in ("metric", "loss", metric):
+        if not math.isfinite(value := reported.get(name, 0.0)):
+            shown = metric if name == "metric" else name
+            raise DivergedError(f"rank {rank} reported {shown}={value}")
 
 
 def as_reported(metric: Sequence[Any], values: Mapping[str, Any]) -> dict[str, Any]:

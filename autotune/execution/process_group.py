@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 from autotune.errors import DataError
 from autotune.execution.launcher import Launcher, TrainingProcess
@@ -109,16 +110,10 @@ class ProcessGroup:
         resources are free, when its outcome is reported.
         """
         assert self._task is not None, "it was begun"
-        first, report, self._reported_at = self._processes[0], None, time.time()
-        first.send("next_report")
-        while report is None and not first.poll(POLL_SECONDS):
-            if is_interrupted():
-                return None
-            failure = self._first_failure(0.0)
-            if failure is not None and not first.poll(_EXPLAIN_SECONDS):
-                report = failure
-                self._end_processes()  # nothing else ends the first rank, which waits for the other
-        report = self._explained(first.receive() if report is None else report)
+        answer = self._answer_of_first("next_report", is_interrupted)
+        if answer is None:
+            return None
+        report = self._explained(answer)
         if report.outcome is None and (failure := self._first_failure(0.0)) is not None:
             self._end_processes()
             report = failure
@@ -128,6 +123,23 @@ class ProcessGroup:
             if report.outcome.traits.needs_new_worker or needs_fresh:
                 self._end_processes()
         return replace(report, devices=self._names)
+
+    def _answer_of_first(
+        self, method: str, is_interrupted: Callable[[], bool] = lambda: False
+    ) -> Any:
+        """What the first rank answers, or the failure of another rank for which it waits in vain;
+        None once it is interrupted.
+        """
+        first, self._reported_at = self._processes[0], time.time()
+        first.send(method)
+        while not first.poll(POLL_SECONDS):
+            if is_interrupted():
+                return None
+            failure = self._first_failure(0.0)
+            if failure is not None and not first.poll(_EXPLAIN_SECONDS):
+                self._end_processes()  # nothing else ends the first rank
+                return failure
+        return first.receive()
 
     def _explained(self, answer: WorkerReport | ProcessExited) -> WorkerReport:
         """The report of the first rank, or of the one that met an error first."""
@@ -193,18 +205,12 @@ class ProcessGroup:
         Raises:
             DataError: it could not, and the training has ended, such as with one of its ranks.
         """
-        first, self._reported_at = self._processes[0], time.time()
-        first.send("keep")
-        while not first.poll(POLL_SECONDS):
-            failure = self._first_failure(0.0)
-            if failure is not None and not first.poll(_EXPLAIN_SECONDS):
-                self._end_processes()  # nothing else ends the first rank, which waits for the other
-                raise DataError(f"checkpoint: cannot be written: {failure.error}")
-        answer: str | ProcessExited | None = first.receive()
+        answer: str | ProcessExited | WorkerReport | None = self._answer_of_first("keep")
         if isinstance(answer, ProcessExited):
-            error = self._report_of_end(answer).error
+            answer = self._report_of_end(answer)
+        if isinstance(answer, WorkerReport):
             self._end_processes()
-            raise DataError(f"checkpoint: cannot be written: {error}")
+            raise DataError(f"checkpoint: cannot be written: {answer.error}")
         return answer
 
     def end(self) -> None:

@@ -40,6 +40,7 @@ def check_limits(config: Config) -> None:
         if value is not None and not value > 0:
             raise ConfigError(f"{key}: found {value}, must be above 0")
     check_choice("trials.keep", config.trials.keep, ("best", "all"))
+    check_choice("cluster.placement", cluster.placement, _PLACEMENTS)
     target, metric = config.target, str(config.metric.get("_target_", "")).rpartition(".")[2]
     meant = f" (did you mean {target.value / 100:g}?)" if 1 < target.value <= 100 else ""
     min_runs = 2 * (confirm.num_seeds or MIN_PAIRS)
@@ -48,11 +49,6 @@ def check_limits(config: Config) -> None:
         (
             config.training is None and metric == "accuracy" and not 0 <= target.value <= 1,
             f"target.value: found {target.value:g}, {metric} is a fraction of 0 to 1{meant}",
-        ),
-        (
-            cluster.placement not in _PLACEMENTS,
-            f"cluster.placement: found {cluster.placement!r}, must be one of"
-            f" {', '.join(_PLACEMENTS)}",
         ),
         (
             is_given and cluster.address not in (None, "local"),

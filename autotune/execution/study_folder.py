@@ -5,10 +5,8 @@ messages.
 import contextlib
 import fcntl
 import logging
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO
 
 from autotune.errors import FileError, StudyError
 from autotune.execution import task
@@ -89,22 +87,12 @@ def _delete_hang_files(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-class _LogFile(logging.StreamHandler[TextIO]):
-    """A log on a disk that may be full: its messages are lost then, and the line that ends the
-    study for it is the only one.
-    """
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # named by logging
-        """Print what is wrong with a message, unless it could not be written."""
-        if not isinstance(sys.exception(), OSError):
-            super().handleError(record)
-
-
 @contextlib.contextmanager
 def log_file(path: Path, say: Callable[[str], object]) -> Iterator[None]:
     """Write all log messages, of autotune and of libraries, to a file while the context lasts.
 
-    Also Python's warnings. Those that concern all trials are shown, too.
+    Also Python's warnings. Those that concern all trials are shown, too. Where the disk is full,
+    messages are lost, and the line that ends the study for it is the only one.
 
     Args:
         say: prints a line for the user; called from any thread.
@@ -112,7 +100,8 @@ def log_file(path: Path, say: Callable[[str], object]) -> Iterator[None]:
     Raises:
         FileError: the file cannot be written.
     """
-    handler = _LogFile(appending(path))
+    handler = logging.StreamHandler(appending(path))
+    raises, logging.raiseExceptions = logging.raiseExceptions, False  # else it would be printed
     handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     root.addHandler(handler)
@@ -123,6 +112,7 @@ def log_file(path: Path, say: Callable[[str], object]) -> Iterator[None]:
         yield
     finally:
         logging.captureWarnings(False)
+        logging.raiseExceptions = raises
         root.removeHandler(handler)
         of_trials.removeHandler(shown)
         with contextlib.suppress(OSError):

@@ -34,7 +34,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # missing
 
 from autotune.config.build import accepted_arguments, build_partial
 from autotune.config.schema import TrialConfig
-from autotune.errors import ConfigError, DivergedError, StateError
+from autotune.errors import ConfigError, StateError
 from autotune.failure import FailureKind
 from autotune.files import make_folder
 from autotune.measurement import Evaluation, Phase, PhaseClock, as_measured
@@ -44,6 +44,7 @@ from autotune.session import (
     Session,
     as_number,
     as_reported,
+    check_finite,
     in_session,
     is_pausable,
     meant_by,
@@ -192,10 +193,8 @@ def follow_function(
     state = None  # which the checkpoint lets go
 
     def take(reported: Mapping[str, Any]) -> None:
-        for name, value in reported.items():
-            number = _number(config, name, value)
-            if name in ("metric", "loss", config.target.metric) and not math.isfinite(number):
-                raise DivergedError(f"rank {follower.rank} reported {name}={number}")
+        numbers = {name: _number(config, name, value) for name, value in reported.items()}
+        check_finite(numbers, config.target.metric, follower.rank)
         follower.report(checkpoint.write_part, checkpoint.weights)
         checkpoint.expire()
 

@@ -50,7 +50,7 @@ _SMALL_SPACE = "search_space=[{batch_size:[32,64]}]"
         (
             "cluster.placement=heap",
             [
-                "cluster.placement: found 'heap', must be one of pack, spread, strict_pack,"
+                "cluster.placement: found 'heap', use one of pack, spread, strict_pack,"
                 " strict_spread"
             ],
         ),
