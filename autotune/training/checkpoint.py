@@ -11,8 +11,8 @@ import json
 import pickle
 import random
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from errno import ENOSPC
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from autotune.config.schema import TrialConfig
-from autotune.errors import AutotuneError, ConfigError, DataError, FileError, StateError
+from autotune.errors import ConfigError, DataError, FileError, StateError, explained
 from autotune.files import FORMAT, STATE_FILE, check_format, make_folder, replace_file, replacing
 from autotune.measurement import Evaluation
 from autotune.redaction import without_secrets_in
@@ -87,26 +87,20 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     Raises:
         DataError: the file is missing, damaged, or not a weights file of autotune.
     """
-    try:
+    with explained(f"{path}: is not a whole safetensors file"):
+        if not path.exists():
+            raise DataError(f"{path}: there is no such file")
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get("autotune")
             # not a mapping
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: there is no such file") from error
-    except (OSError, SafetensorError, KeyError) as error:
-        raise DataError(f"{path}: is not a whole safetensors file: {_line(error)}") from error
     if text is None:
         raise DataError(f"{path}: was not written by autotune")
-    try:
+    with explained(f"{path}: is damaged"):
         header = json.loads(text)
         check_format(header["format_version"], path)
         tied = {name: tensors[first] for name, first in header["tied"].items()}
         return {**tensors, **tied}, dict(header["metadata"])
-    except AutotuneError:
-        raise
-    except Exception as error:
-        raise DataError(f"{path}: is damaged: {_line(error)}") from error
 
 
 def read_weights_once(path: Path) -> tuple[Mapping[str, torch.Tensor], Mapping[str, Any]]:
@@ -239,7 +233,10 @@ def read_state(folder: Path, *, is_checked: bool = True) -> dict[str, Any]:
             # torch does not look at the checksums that it writes
             if is_checked and (damaged := archive.testzip()) is not None:
                 raise ValueError(f"{damaged} does not have its checksum")
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except pickle.UnpicklingError as error:  # whose text tells how to load code, too
+            raise ValueError("it is no file of plain data and tensors") from error
         check_format(content["format_version"], path)
         return dict(content["state"])
 
@@ -256,26 +253,14 @@ def load_part(owner: Any, state: Any, device: torch.device) -> None:
     owner.load_state_dict(state if is_copied else copy.deepcopy(state))
 
 
-@contextmanager
-def told_damage(folder: Path) -> Iterator[None]:
-    """Report a state that can be read, and yet does not hold what a training needs to go on, in one
-    line.
+def told_damage(folder: Path) -> AbstractContextManager[None]:
+    """Context in which a state that can be read, and yet does not hold what a training needs to go
+    on, is told in one line.
 
     Raises:
         StateError: something within the context does not fit.
     """
-    try:
-        yield
-    except AutotuneError:
-        raise
-    except Exception as error:
-        # torch's own text tells how to load code, too
-        reason = (
-            "it is no file of plain data and tensors"
-            if isinstance(error, pickle.UnpicklingError)
-            else _line(error)
-        )
-        raise StateError(f"{folder / STATE_FILE}: is damaged: {reason}") from error
+    return explained(f"{folder / STATE_FILE}: is damaged", StateError)
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
