@@ -1,8 +1,8 @@
 """What ended a training that did not end by itself: one record, made where the error is met.
 
-Whose fault a failure is follows from the type of an exception, an error number or an exit code.
-What tells neither (CUDA, NCCL and Gloo raise a RuntimeError, a command prints a line) is known by
-the names in ``_TOLD``, the only texts that decide anything; what follows from a failure (an
+Whose fault a failure is follows from the type of an exception, an error code or an exit code.
+Libraries that tell neither (NCCL and Gloo raise a RuntimeError, a command prints a line) are known
+by the names in ``_TOLD``, the only texts that decide anything; what follows from a failure (an
 outcome, another try, another device) reads its kind.
 """
 
@@ -111,6 +111,23 @@ KIND_OF_ERRNO = {
     errno.ESTALE: FailureKind.MACHINE,
 }
 """Whose fault an error of the operating system is, if it is none of the code that met it."""
+KIND_OF_CUDA_ERROR = {
+    2: FailureKind.MEMORY,
+    46: FailureKind.MACHINE,  # devices unavailable: busy or unavailable
+    100: FailureKind.MACHINE,  # no device
+    214: FailureKind.MACHINE,  # uncorrectable ECC error
+    220: FailureKind.MACHINE,  # uncorrectable NVLink error
+    226: FailureKind.MACHINE,  # contained hardware error
+    714: FailureKind.MACHINE,  # hardware stack error
+    715: FailureKind.MACHINE,  # illegal instruction
+    718: FailureKind.MACHINE,  # invalid program counter
+    719: FailureKind.MACHINE,  # unspecified launch failure
+    802: FailureKind.MACHINE,  # system not ready
+    803: FailureKind.MACHINE,  # driver and library differ
+    999: FailureKind.MACHINE,  # unknown
+}
+"""Whose fault an error of CUDA is, by its code (``cudaError_t``), if it is not the code's that ran:
+an illegal address, a failed assertion. Source: the table of cudaError in CUDA's driver_types.h."""
 
 _GONE = (
     r"[Cc]onnection (?:closed|reset) by peer|gloo/transport/|ncclRemoteError"
@@ -124,17 +141,15 @@ _TOLD = {
     r"|(?:device|GPU) is lost|fallen off the bus|busy or unavailable"
     r"|illegal instruction was encountered|hardware stack error|invalid program counter"
     r"|no CUDA-capable device|CUDA error: unknown error|system not yet initialized"
-    r"|nvlink or a hardware error|unsupported display driver"
     r"|cudaError(?:ECCUncorrectable|NvlinkUncorrectable|DevicesUnavailable|LaunchFailure"
-    r"|IllegalInstruction|HardwareStackError|InvalidPc|Contained|SystemDriverMismatch)"
+    r"|IllegalInstruction|HardwareStackError|InvalidPc)"
     r"|ncclSystemError": FailureKind.MACHINE,
     r"killed by signal: (?:Killed|Terminated)": FailureKind.LOST,
     _GONE: FailureKind.LOST,
 }
 """Names by which RuntimeErrors of C++ libraries, and lines of a command's output, tell that a disk
-is full, that the device failed (CUDA's, NVML's and the kernel's), that a process was killed, and
-that another rank is gone. An illegal address and a failed assertion are the code's own fault.
-Source: the table of cudaError in CUDA's driver_types.h."""
+is full, that the device failed (those of ``KIND_OF_CUDA_ERROR``, NVML's and the kernel's), that a
+process was killed, and that another rank is gone."""
 
 
 def kind_of_text(text: str) -> tuple[FailureKind | None, bool]:

@@ -14,6 +14,7 @@ with it, as one process group. The launcher ends when its owner is gone, however
 
 import contextlib
 import ctypes
+import errno
 import json
 import logging
 import math

@@ -5,6 +5,7 @@ torch, CUDA, NVML and the operating system, become a ``Failure``.
 import traceback
 
 import pynvml
+import torch
 from torch import distributed
 
 from autotune.errors import (
@@ -16,6 +17,7 @@ from autotune.errors import (
     refusal_of,
 )
 from autotune.failure import (
+    KIND_OF_CUDA_ERROR,
     KIND_OF_ERRNO,
     Failure,
     FailureKind,
@@ -74,6 +76,8 @@ def _kind_of_one(error: BaseException) -> tuple[FailureKind | None, bool]:
     match error:
         case OSError() | FileError():
             return KIND_OF_ERRNO.get(error.errno or 0), False
+        case torch.AcceleratorError() if isinstance(code := getattr(error, _CODE, None), int):
+            return KIND_OF_CUDA_ERROR.get(code), False
         case distributed.QueueEmptyError() | ProcessFailedError():
             return None, False
         case distributed.DistNetworkError() | distributed.DistStoreError():
@@ -85,3 +89,7 @@ def _kind_of_one(error: BaseException) -> tuple[FailureKind | None, bool]:
     # the other names are words of any error
     is_told = isinstance(error, RuntimeError) or told[0] is FailureKind.DISK
     return told if is_told else (None, False)
+
+
+_CODE = "error_code"
+"""Attribute that torch gives an AcceleratorError; missing in its stubs."""

@@ -28,8 +28,10 @@ from autotune.training.failures import failure_of
 NCCL = "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled system error,"
 
 
-def accelerator_error(said: str) -> torch.AcceleratorError:
-    return torch.AcceleratorError(f"CUDA error: {said}\nSearch for `cudaError...` in the docs.")
+def accelerator_error(code: int, said: str) -> torch.AcceleratorError:
+    error = torch.AcceleratorError(f"CUDA error: {said}\nSearch for `cudaError...` in the docs.")
+    error.error_code = code
+    return error
 
 
 def wrapped(error: Exception) -> Exception:
@@ -47,21 +49,19 @@ def failure(error: Exception) -> Failure:
 
 
 MACHINE = {
-    "ECC": accelerator_error("uncorrectable ECC error encountered"),
-    "launch failure": accelerator_error("unspecified launch failure"),
-    "busy": accelerator_error("all CUDA-capable devices are busy or unavailable"),
-    "illegal instruction": accelerator_error("an illegal instruction was encountered"),
+    "ECC": accelerator_error(214, "uncorrectable ECC error encountered"),
+    "launch failure": accelerator_error(719, "unspecified launch failure"),
+    "busy": accelerator_error(46, "all CUDA-capable devices are busy or unavailable"),
+    "illegal instruction": accelerator_error(715, "an illegal instruction was encountered"),
     "lost": pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST),
     "Xid": RuntimeError("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."),
-    "contained": accelerator_error(
-        "Invalid access of peer GPU memory over nvlink or a hardware error"
-    ),
-    "wrapped": wrapped(accelerator_error("uncorrectable ECC error encountered")),
+    "without a code": RuntimeError("CUDA error: uncorrectable ECC error encountered"),
+    "wrapped": wrapped(accelerator_error(214, "uncorrectable ECC error encountered")),
     "input/output": OSError(errno.EIO, "Input/output error"),
 }
 USER_CODE = {
-    "illegal address": accelerator_error("an illegal memory access was encountered"),
-    "assertion": accelerator_error("device-side assert triggered"),
+    "illegal address": accelerator_error(700, "an illegal memory access was encountered"),
+    "assertion": accelerator_error(710, "device-side assert triggered"),
     "shape": RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
     "a service": ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
     "no file": FileNotFoundError(errno.ENOENT, "No such file or directory"),
@@ -120,7 +120,7 @@ def test_a_file_that_is_none_of_the_disks_fault_is_refused(tmp_path: Path) -> No
     ("error", "kind"),
     [
         (torch.OutOfMemoryError("CUDA out of memory."), FailureKind.MEMORY),
-        (accelerator_error("out of memory"), FailureKind.MEMORY),
+        (accelerator_error(2, "out of memory"), FailureKind.MEMORY),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), FailureKind.LOST),
         (ConfigError("optimizer.lr: found -1"), FailureKind.CONFIGURATION),
         (DataError("mnist: is missing"), FailureKind.CONFIGURATION),
