@@ -303,12 +303,11 @@ class Run:
                     if not is_halved or not is_out_of_memory(error):
                         raise
                     fault = str(error) or type(error).__name__
-                if not self.ranks.summed(torch.tensor(float(bool(fault)))):
+                faults = [*filter(None, self.ranks.gathered(fault))]
+                if not faults:
                     return size
                 if size == 1:
-                    raise torch.OutOfMemoryError(
-                        fault or "another worker ran out of memory as it evaluated one sample"
-                    )
+                    raise torch.OutOfMemoryError(faults[0])
                 free_unused_memory(self.device)
                 size //= 2
 

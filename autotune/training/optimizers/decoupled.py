@@ -148,9 +148,9 @@ def groups_by_kind(
         lr, decay = rates[kind], decay_fraction
         if kind in BIAS_KINDS and not decay_biases:
             decay = 0.0
-        if lr < 0 or decay < 0:
-            key, value = ("lr", lr) if lr < 0 else ("weight_decay", decay)
-            raise ConfigError(f"optimizer: the {key} of {kind} is {value}, must be 0 and above")
+        for key, value in (("lr", lr), ("weight_decay", decay)):
+            if value < 0:
+                raise ConfigError(f"optimizer: the {key} of {kind} is {value}, must be 0 and above")
         groups.append(
             {
                 "name": kind,
