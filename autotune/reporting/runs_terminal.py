@@ -2,7 +2,7 @@
 comparison.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from statistics import fmean
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autotune.measurement import Evaluation, Target, TrialResult, differing_devices
+from autotune.measurement import Target, TrialResult, differing_devices
 from autotune.objective import Objective
 from autotune.reporting.comparison import Compared, Comparison, step_seconds, verdict
 from autotune.reporting.scores import (
@@ -19,21 +19,18 @@ from autotune.reporting.scores import (
     format_seconds,
     measured_ratio,
     run_score,
-    score_format_of,
 )
 from autotune.reporting.terminal import (
-    Pace,
+    Progress,
     format_metric,
     format_rough,
     print_line,
     printable,
-    saying_now_and_then,
     words_of_result,
-    words_of_running,
 )
 
 
-class RunsDisplay:
+class RunsDisplay(Progress):
     """Shows runs while they are made: a line for each that ended, the current ones and the time in
     ``status``, a context, or in a log's line every ten minutes.
 
@@ -51,21 +48,19 @@ class RunsDisplay:
         noun: str = "run",
         num_ended: int = 0,
     ) -> None:
-        self._console, self._target, self._objective = console, target, objective
-        self._noun, self._num_ended, self._num_before = noun, num_ended, num_ended
+        super().__init__(console, target, objective)
+        self._noun, self._num_before = noun, num_ended
         self.num_runs: int | None = None
         """Number of runs that will be made altogether; None where that is not known."""
         self.labels: dict[int, str] = {}
         """What each run is called, by its number."""
-        self._pace = Pace(target.max_train_seconds)
-        self._running: dict[str, Evaluation | None] = {}
         self.status = self._shown()
 
     @contextmanager
     def _shown(self) -> Iterator[None]:
         with (
             self._console.status(self),  # which asks for the line whenever it is drawn
-            saying_now_and_then(self._console, self._standing),
+            self._saying_now_and_then(),
         ):
             yield
 
@@ -73,47 +68,28 @@ class RunsDisplay:
         return Text(printable(self._standing()), no_wrap=True, overflow="ellipsis")
 
     def _standing(self) -> str:
-        """How the runs stand, in a line."""
         of_all = "" if self.num_runs is None else f" of {self.num_runs}"
         to_make = None if self.num_runs is None else self.num_runs - self._num_before
-        elapsed = format_rough(self._pace.elapsed_seconds)
+        num_made, elapsed = self._num_before + self._num_ended, format_rough(self._elapsed_seconds)
         parts = [
-            f"{self._num_ended}{of_all} {self._noun}s made, elapsed {elapsed} with them",
-            self._pace.describe(to_make),
+            f"{num_made}{of_all} {self._noun}s made, elapsed {elapsed} with them",
+            self.describe_left(to_make),
         ]
-        told = words_of_running(self._running.copy(), self._target)
-        return f"{', '.join(filter(None, parts))}{told or '; starting new processes'}"
+        told = self._words_of_running() or "; starting new processes"
+        return f"{', '.join(filter(None, parts))}{told}"
 
-    def trial_started(self, number: int, overrides: Sequence[str]) -> None:
-        """Show that a run begins, or continues."""
-        self._running[self.labels[number]] = None
-        self._pace.started(self.labels[number])
-
-    def evaluated(self, number: int, evaluation: Evaluation) -> None:
-        """Show the latest evaluation of a run."""
-        self._running[self.labels[number]] = evaluation
-        self._pace.trained(self.labels[number], evaluation.train_seconds)
-
-    def trial_paused(self, number: int) -> None:
-        """Take a run out that has left its worker."""
-        self._running.pop(self.labels[number], None)
-
-    def trial_withdrawn(self, result: TrialResult) -> None:
-        """Take a run out that continues elsewhere, or is made again, which the log tells."""
-        self._running.pop(self.labels[result.trial], None)
-        self._pace.withdrawn(self.labels[result.trial])
+    def _label(self, trial: int) -> str:
+        return self.labels[trial]
 
     def trial_finished(self, result: TrialResult, score: float | None) -> None:
         """Print the line of a run that ended."""
-        label, last, seconds = self.labels[result.trial], result.last, step_seconds(result)
-        self._num_ended += 1
-        self._running.pop(label, None)
-        self._pace.ended(label, last.train_seconds if last is not None else 0.0)
-        known, scale = run_score(result, self._objective).score, score_format_of(self._objective)
+        super().trial_finished(result, score)
+        last, seconds = result.last, step_seconds(result)
+        known = run_score(result, self._objective).score
         parts = [
-            f"{self._noun} {self._num_ended} of {self.num_runs}",
-            label,
-            *words_of_result(result, known, self._target, scale),
+            f"{self._noun} {self._num_before + self._num_ended} of {self.num_runs}",
+            self.labels[result.trial],
+            *words_of_result(result, known, self._target, self._scale),
             last and f"{last.step} steps",
             seconds and f"{format_step(seconds)} a step",
             result.error_line,
@@ -121,10 +97,6 @@ class RunsDisplay:
         ]
         style = "" if last is not None else result.outcome.traits.terminal_style
         self.note("  ".join(part for part in parts if part), style)
-
-    def note(self, line: str, style: str = "") -> None:
-        """Print a line of text."""
-        print_line(self._console, line, style)
 
 
 def print_comparison(console: Console, comparison: Comparison, *, folder: str) -> None:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Self
 
@@ -44,67 +44,81 @@ _MAX_TOLD = 8
 """Number of running trainings that such a line tells of."""
 
 
-class Pace:
-    """How long trainings have taken so far, and so how long those take that are left.
+class Progress:
+    """The trainings of a command, as a console shows them: those that run, with their last
+    evaluations, and how long those take that are left.
 
     Args:
-        max_train_seconds: training seconds after which any training ends.
         num_ended: number of trainings that earlier processes ended.
         train_seconds: training seconds of these together.
-        paused: training seconds so far of each training that an earlier process paused.
+        paused: trainings that earlier processes paused: for each its overrides and its last
+            evaluation.
+
+    The methods are called from one thread; what is shown is drawn from another one.
     """
 
     def __init__(
         self,
-        max_train_seconds: float,
+        console: Console,
+        target: Target,
+        objective: Objective,
         *,
         num_ended: int = 0,
         train_seconds: float = 0.0,
-        paused: Mapping[Hashable, float] = MappingProxyType({}),
+        paused: Mapping[int, tuple[Sequence[str], Evaluation | None]] = MappingProxyType({}),
     ) -> None:
-        self._max, self._began_at = max_train_seconds, time.monotonic()
+        self._console, self._target = console, target
+        self._objective, self._scale = objective, score_format_of(objective)
+        self._began_at = time.monotonic()
         self._num_ended, self._ended_seconds = num_ended, train_seconds
-        self._paused, self._running = dict(paused), dict[Hashable, float]()
+        self._running: dict[int, tuple[Sequence[str], Evaluation | None]] = {}
+        self._paused = dict(paused)
         self._made_seconds, self._first_at = 0.0, math.inf
         """Training seconds of this process's trainings together, and when the first began."""
 
-    @property
-    def elapsed_seconds(self) -> float:
-        """Seconds since this object was made."""
-        return time.monotonic() - self._began_at
-
-    def started(self, key: Hashable) -> None:
-        """Note that a training begins or continues."""
-        self._running[key] = self._paused.pop(key, 0.0)
+    def trial_started(self, trial: int, overrides: Sequence[str]) -> None:
+        """Show that a training begins or continues; a paused one keeps its last evaluation."""
+        self._running[trial] = self._paused.pop(trial, (overrides, None))
         self._first_at = min(self._first_at, time.monotonic())
 
-    def trained(self, key: Hashable, train_seconds: float) -> None:
-        """Note how long a training has trained so far."""
-        self._made_seconds += train_seconds - self._running.get(key, 0.0)
-        self._running[key] = train_seconds
+    def evaluated(self, trial: int, evaluation: Evaluation) -> None:
+        """Show the latest evaluation of a training that runs."""
+        if trial in self._running:
+            overrides, last = self._running[trial]
+            self._made_seconds += evaluation.train_seconds - _train_seconds(last)
+            self._running[trial] = overrides, evaluation
 
-    def paused(self, key: Hashable) -> None:
-        """Note that a training was paused."""
-        self._paused[key] = self._running.pop(key, 0.0)
+    def trial_paused(self, trial: int) -> None:
+        """Take out a training that has left its worker; it may continue later."""
+        if trial in self._running:
+            self._paused[trial] = self._running.pop(trial)
 
-    def ended(self, key: Hashable, train_seconds: float) -> None:
-        """Note that a training has ended."""
-        if key in self._running:
-            self.trained(key, train_seconds)
-        self.withdrawn(key)
+    def trial_withdrawn(self, result: TrialResult) -> None:
+        """Take out a training that is no result: it continues elsewhere, or is made again."""
+        self._running.pop(result.trial, None)
+        self._paused.pop(result.trial, None)
+
+    def trial_finished(self, result: TrialResult, score: float | None) -> None:
+        """Count a training that ended; ``score`` is None unless it reached the target."""
+        if result.last is not None:
+            self.evaluated(result.trial, result.last)
+        self._running.pop(result.trial, None)
+        self._paused.pop(result.trial, None)
         self._num_ended += 1
-        self._ended_seconds += train_seconds
+        self._ended_seconds += _train_seconds(result.last)
 
-    def withdrawn(self, key: Hashable) -> None:
-        """Note that a training is none: it is made again."""
-        self._running.pop(key, None)
-        self._paused.pop(key, None)
+    def note(self, line: str, style: str = "") -> None:
+        """Print a line of text above what is drawn, where it stays."""
+        print_line(self._console, line, style)
 
     def left_seconds(self, num_trainings: int | None) -> float | None:
         """Seconds that the rest of so many trainings is expected to take; None while that cannot be
         told.
         """
-        running, paused = list(self._running.values()), list(self._paused.values())
+        running, paused = (
+            [_train_seconds(last) for _, last in list(trainings.values())]
+            for trainings in (self._running, self._paused)
+        )
         if num_trainings is None or not self._num_ended or self._made_seconds <= 0:
             return None
         num_taken = self._num_ended + len(paused)
@@ -113,7 +127,7 @@ class Pace:
         to_train = num_left * mean_seconds + sum(max(0, mean_seconds - each) for each in running)
         return to_train * (time.monotonic() - self._first_at) / self._made_seconds or None
 
-    def describe(
+    def describe_left(
         self, num_trainings: int | None, limit_seconds: float | None = None, what: str = "left"
     ) -> str:
         """The time that is left, such as "about 12 min left"; empty if nothing is known of it.
@@ -121,16 +135,70 @@ class Pace:
         Args:
             limit_seconds: seconds that are left at most.
         """
-        about, running = self.left_seconds(num_trainings), list(self._running.values())
+        about = self.left_seconds(num_trainings)
+        running = [_train_seconds(last) for _, last in list(self._running.values())]
         words = []
         if about is not None and about < (math.inf if limit_seconds is None else limit_seconds):
             words = [f"about {format_rough(about)}"]
         if limit_seconds is not None:
             words.append(f"at most {format_seconds(limit_seconds)}")
-        elif not self._num_ended and running and math.isfinite(self._max):
-            most = max(0.0, self._max - max(running))
+        elif not self._num_ended and running and math.isfinite(self._target.max_train_seconds):
+            most = max(0.0, self._target.max_train_seconds - max(running))
             return f"the first to end trains at most {format_rough(most)} more"
         return f"{', '.join(words)} {what}" if words else ""
+
+    @property
+    def _elapsed_seconds(self) -> float:
+        """Seconds since this object was made."""
+        return time.monotonic() - self._began_at
+
+    def _label(self, trial: int) -> str:
+        return f"trial {trial}"
+
+    def _standing(self) -> str:
+        """How the trainings stand, in a line."""
+        raise NotImplementedError
+
+    def _words_of_running(self) -> str:
+        """What a line tells of the trainings that run, with their last evaluations; empty without
+        any.
+        """
+        running = sorted(self._running.copy().items())
+        told = [
+            f"{self._label(trial)} not evaluated yet"
+            if last is None
+            else f"{self._label(trial)} epoch {last.epoch:.1f} {self._target.metric}"
+            f" {format_metric(last.metric)} train {format_seconds(last.train_seconds)}"
+            for trial, (_, last) in running[:_MAX_TOLD]
+        ]
+        more = [f"and {len(running) - len(told)} more"] if len(running) > len(told) else []
+        return f"; running: {', '.join([*told, *more])}" if told else ""
+
+    @contextlib.contextmanager
+    def _saying_now_and_then(self) -> Iterator[None]:
+        """Context in which a log gets a line of how things stand every ``LOG_SECONDS``; on a
+        terminal none.
+        """
+        is_over = threading.Event()
+
+        def say() -> None:
+            while not is_over.wait(LOG_SECONDS):
+                self.note(self._standing())
+
+        if self._console.is_interactive:
+            yield
+            return
+        thread = threading.Thread(target=say, name="log", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
+
+def _train_seconds(last: Evaluation | None) -> float:
+    return 0.0 if last is None else last.train_seconds
 
 
 def format_rough(seconds: float) -> str:
@@ -144,30 +212,7 @@ def format_rough(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours < 48 else f"{hours // 24} days {hours % 24} h"
 
 
-@contextlib.contextmanager
-def saying_now_and_then(console: Console, line: Callable[[], str]) -> Iterator[None]:
-    """Context in which a log gets a line of how things stand every ``LOG_SECONDS``; on a terminal
-    none.
-    """
-    is_over = threading.Event()
-
-    def say() -> None:
-        while not is_over.wait(LOG_SECONDS):
-            print_line(console, line())
-
-    if console.is_interactive:
-        yield
-        return
-    thread = threading.Thread(target=say, name="log", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
-
-
-class StudyDisplay:
+class StudyDisplay(Progress):
     """Context manager that shows a study while it runs.
 
     Args:
@@ -176,8 +221,6 @@ class StudyDisplay:
         paused: trials that earlier processes paused: for each its overrides and its last
             evaluation.
         best: number and score of the best of the earlier trials.
-
-    The methods are called from one thread; the live table is redrawn from another one.
     """
 
     def __init__(
@@ -194,47 +237,33 @@ class StudyDisplay:
         console: Console | None = None,
         best: tuple[int, float] | None = None,
     ) -> None:
-        self._title, self._target, self._num_trials = title, target, num_trials
-        self._objective, self._scale = objective, score_format_of(objective)
-        self._seconds = time_budget_seconds
-        self._console = console or Console()
-        self._best = best
-        self._running: dict[int, tuple[Sequence[str], Evaluation | None]] = {}
-        self._paused = dict(paused)
-        self._outcomes = Counter(outcomes)
-        self._num_spoilt = 0
-        self._pace = Pace(
-            target.max_train_seconds,
+        super().__init__(
+            console or Console(),
+            target,
+            objective,
             num_ended=sum(outcomes.values()),
             train_seconds=train_seconds,
-            paused={
-                trial: 0.0 if last is None else last.train_seconds
-                for trial, (_, last) in paused.items()
-            },
+            paused=paused,
         )
+        self._title, self._num_trials, self._seconds = title, num_trials, time_budget_seconds
+        self._best, self._outcomes, self._num_spoilt = best, Counter(outcomes), 0
+        self._is_drawn = self._console.is_interactive or (
+            self._console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
+        )
+        """Whether a table is redrawn in place."""
         self._shown = contextlib.ExitStack()
-        self._live: Live | None = None
 
     def __enter__(self) -> Self:
-        if self._console.is_interactive or (
-            self._console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
-        ):
-            self._live = Live(
-                console=self._console,
-                get_renderable=self._render,
-                refresh_per_second=2,
-            )
-            self._live.start(refresh=True)
+        if self._is_drawn:
+            drawn = Live(console=self._console, get_renderable=self._render, refresh_per_second=2)
+            self._shown.enter_context(drawn)
         else:
             parts = [f"{self._title}: target {self._target}", self._num_done, self._time_left]
             self.note(", ".join(filter(None, parts)))
-            self._shown.enter_context(saying_now_and_then(self._console, self._standing))
+            self._shown.enter_context(self._saying_now_and_then())
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
         self._shown.close()
         if self._num_spoilt > 3:
             self.note(
@@ -242,27 +271,9 @@ class StudyDisplay:
                 " (search.max_retakes, docs/measuring.md)"
             )
 
-    def trial_started(self, trial: int, overrides: Sequence[str]) -> None:
-        """Show a trial that was handed to a worker; a resumed one keeps its last evaluation."""
-        self._running[trial] = self._paused.pop(trial, (overrides, None))
-        self._pace.started(trial)
-
-    def evaluated(self, trial: int, evaluation: Evaluation) -> None:
-        """Show the latest evaluation of a running trial."""
-        if trial in self._running:
-            self._running[trial] = (self._running[trial][0], evaluation)
-            self._pace.trained(trial, evaluation.train_seconds)
-
-    def trial_paused(self, trial: int) -> None:
-        """Take a paused trial out of the table; it may be resumed later."""
-        if trial in self._running:
-            self._paused[trial] = self._running.pop(trial)
-            self._pace.paused(trial)
-
     def trial_withdrawn(self, result: TrialResult) -> None:
         """Note that a trial is no result: it continues, or its configuration is tried again."""
-        self._forget(result.trial)
-        self._pace.withdrawn(result.trial)
+        super().trial_withdrawn(result)
         why = f"{result.outcome}: {result.error_line}"
         is_lost = result.outcome is Outcome.LOST
         again = "it continues" if is_lost else "its configuration is tried again"
@@ -277,24 +288,15 @@ class StudyDisplay:
 
         ``score`` is None unless it reached the target.
         """
-        self._forget(result.trial)
-        self._pace.ended(result.trial, result.last.train_seconds if result.last else 0.0)
+        super().trial_finished(result, score)
         self._outcomes[result.outcome] += 1
         is_best = score is not None and score < (math.inf if self._best is None else self._best[1])
         if is_best and score is not None:
             self._best = (result.trial, score)
-        if self._live is None or is_best or result.outcome is Outcome.ERRORED:
+        if not self._is_drawn or is_best or result.outcome is Outcome.ERRORED:
             self.note(self._line(result, score))
         if result.contention is not None:
             self._spoilt(f"trial {result.trial}  marked: {result.contention}")
-
-    def note(self, line: str) -> None:
-        """Print a line of text above the live table, where it stays."""
-        print_line(self._console, line)
-
-    def _forget(self, trial: int) -> None:
-        self._running.pop(trial, None)
-        self._paused.pop(trial, None)
 
     def _spoilt(self, line: str) -> None:
         """Note that other programs spoilt a training's times: the first few times, and at the end
@@ -327,26 +329,23 @@ class StudyDisplay:
     @property
     def _num_done(self) -> str:
         of_all = "" if self._num_trials is None else f" of {self._num_trials}"
-        return f"{self._outcomes.total()}{of_all} trials done"
+        return f"{self._num_ended}{of_all} trials done"
 
     @property
     def _time_left(self) -> str:
         budget = self._seconds
-        most = None if budget is None else max(0.0, budget - self._pace.elapsed_seconds)
-        return self._pace.describe(self._num_trials, most, "of search left")
+        most = None if budget is None else max(0.0, budget - self._elapsed_seconds)
+        return self.describe_left(self._num_trials, most, "of search left")
 
     @property
     def _elapsed(self) -> str:
-        return f"elapsed {format_rough(self._pace.elapsed_seconds)}"
+        return f"elapsed {format_rough(self._elapsed_seconds)}"
 
     def _standing(self) -> str:
         """How the study stands, in a line for a log."""
         paused = f"{len(self._paused)} paused" if self._paused else ""
         parts = [self._elapsed, self._num_done, paused, self._best_so_far, self._time_left]
-        running = {
-            f"trial {trial}": last for trial, (_, last) in sorted(self._running.copy().items())
-        }
-        return f"{', '.join(filter(None, parts))}{words_of_running(running, self._target)}"
+        return f"{', '.join(filter(None, parts))}{self._words_of_running()}"
 
     def _render(self) -> RenderableType:
         # Called by the refreshing thread: the dict is copied in one step, since the study adds and
@@ -386,21 +385,6 @@ class StudyDisplay:
             ),
         ]
         return Group(head, table, *filter(None, lines))
-
-
-def words_of_running(running: Mapping[str, Evaluation | None], target: Target) -> str:
-    """What a log's line tells of the trainings that run, by name, with their last evaluations;
-    empty without any.
-    """
-    told = [
-        f"{name} not evaluated yet"
-        if last is None
-        else f"{name} epoch {last.epoch:.1f} {target.metric} {format_metric(last.metric)} train"
-        f" {format_seconds(last.train_seconds)}"
-        for name, last in [*running.items()][:_MAX_TOLD]
-    ]
-    more = [f"and {len(running) - len(told)} more"] if len(running) > len(told) else []
-    return f"; running: {', '.join([*told, *more])}" if told else ""
 
 
 def words_of_result(

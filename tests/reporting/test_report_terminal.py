@@ -19,7 +19,7 @@ from autotune.outcome import Outcome
 from autotune.reporting import terminal
 from autotune.reporting.scores import SECONDS, ConfigurationScores
 from autotune.reporting.terminal import (
-    Pace,
+    Progress,
     StudyDisplay,
     format_rough,
     print_summary,
@@ -172,32 +172,36 @@ def test_a_log_says_now_and_then_how_the_study_stands(monkeypatch: pytest.Monkey
 def test_what_is_left_follows_from_what_trainings_took(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    pace = Pace(3600.0)
-    assert (pace.left_seconds(10), pace.describe(10)) == (None, "")
+    target = replace(TARGET, max_train_seconds=3600.0)
+    shown = Progress(Console(file=StringIO()), target, TIME)
+    assert (shown.left_seconds(10), shown.describe_left(10)) == (None, "")
     now += 30  # Ray starts
     for trial in (0, 1):  # side by side
-        pace.started(trial)
+        shown.trial_started(trial, ())
     now += 100
-    pace.trained(0, 80.0)
-    assert pace.left_seconds(10) is None, "nothing has ended yet"
-    assert pace.describe(10) == "the first to end trains at most 59 min more"
-    pace.trained(1, 80.0)
+    shown.evaluated(0, make_evaluation(80.0))
+    assert shown.left_seconds(10) is None, "nothing has ended yet"
+    assert shown.describe_left(10) == "the first to end trains at most 59 min more"
+    shown.evaluated(1, make_evaluation(80.0))
     now += 100
-    pace.ended(0, 160.0)
-    pace.trained(1, 120.0)
+    shown.trial_finished(make_result(0, Outcome.MISSED, make_evaluation(160.0)), None)
+    shown.evaluated(1, make_evaluation(120.0))
     # 8 to begin, and a fourth of one that runs, at 1.4 seconds of training a second
-    assert pace.left_seconds(10) == pytest.approx((8 * 160 + 40) / 1.4)
-    assert pace.describe(10) == "about 16 min left"
-    assert pace.describe(10, 5000.0) == "about 16 min, at most 83 min 20 s left"
-    assert pace.describe(10, 500.0) == "at most 500.0 s left"
-    pace.paused(1)
-    assert pace.left_seconds(10) == pytest.approx(8 * 140 / 1.4), "as long as trials of both kinds"
-    assert pace.left_seconds(2) is None, "nobody knows whether one that is paused continues"
-    assert pace.describe(2) == pace.describe(None) == ""
-    resumed = Pace(3600.0, num_ended=4, train_seconds=400.0, paused={7: 50.0})
-    resumed.started(7)
+    assert shown.left_seconds(10) == pytest.approx((8 * 160 + 40) / 1.4)
+    assert shown.describe_left(10) == "about 16 min left"
+    assert shown.describe_left(10, 5000.0) == "about 16 min, at most 83 min 20 s left"
+    assert shown.describe_left(10, 500.0) == "at most 500.0 s left"
+    shown.trial_paused(1)
+    assert shown.left_seconds(10) == pytest.approx(8 * 140 / 1.4), "as long as trials of both kinds"
+    assert shown.left_seconds(2) is None, "nobody knows whether one that is paused continues"
+    assert shown.describe_left(2) == shown.describe_left(None) == ""
+    paused = {7: ((), make_evaluation(50.0))}
+    resumed = Progress(
+        Console(file=StringIO()), target, TIME, num_ended=4, train_seconds=400.0, paused=paused
+    )
+    resumed.trial_started(7, ())
     now += 10
-    resumed.trained(7, 60.0)
+    resumed.evaluated(7, make_evaluation(60.0))
     assert resumed.left_seconds(5) == pytest.approx(40.0), "earlier processes tell how long"
 
 
