@@ -18,7 +18,7 @@ from autotune.files import FORMAT_KEY, check_format
 from autotune.outcome import Outcome
 from autotune.recording import Recording, read_recording
 from autotune.reporting.scores import ConfigurationScores, ScoreFormat
-from autotune.reporting.study_files import MEASURED, METRIC_COLUMN, SUMMARY, read_summary
+from autotune.reporting.study_files import METRIC_COLUMN, SUMMARY, read_summary
 
 _TEXTS = ("outcome", "score_unit", "device_kind", "seed", "contention", "error")
 
@@ -171,11 +171,12 @@ def read_concluded_study(folder: Path) -> ConcludedStudy:
     machine = folder / "machine.yaml"
     content = yaml.safe_load(machine.read_text(encoding="utf-8")) if machine.is_file() else {}
     check_format(content.get(FORMAT_KEY), machine)
+    recording = read_recording(folder / "recording")
     study = ConcludedStudy(
         folder=folder,
         summary=read_summary(folder / SUMMARY) or read_summary(folder / "best.json"),
-        trials=_read_trials(folder / "trials.csv"),
-        recording=read_recording(folder / "recording"),
+        trials=_read_trials(folder / "trials.csv", recording),
+        recording=recording,
         trace=_table(folder / "trace.csv"),
         front=_table(folder / "pareto_front.csv"),
         machine=content,
@@ -186,27 +187,16 @@ def read_concluded_study(folder: Path) -> ConcludedStudy:
     return study
 
 
-def _read_trials(path: Path) -> pd.DataFrame:
-    table = pd.read_csv(path, dtype=str, keep_default_na=False)
-    table = table.astype({"trial": int}).set_index("trial").sort_index()
-    end = table.columns.get_loc("error")
-    values = table.iloc[:, end + 1 :]
-    further = [name for name in table.columns[:end] if name.startswith(METRIC_COLUMN)]
-    numeric = [*(name for name in MEASURED if name not in _TEXTS), *further]
-    measured = table[numeric].replace("nan", "")
-    numbers = measured.apply(pd.to_numeric).replace([np.inf, -np.inf], np.nan)
-    return (
-        table[[*_TEXTS]]
-        .join(numbers)
-        .assign(
-            spent=numbers.prepare_seconds.fillna(0.0) + numbers.train_seconds,
-            bound=numbers.score,
-            overrides=[
-                " ".join(f"{key}={value}" for key, value in row.items() if value)
-                or "(no overrides)"
-                for row in values.to_dict("records")
-            ],
-        )
+def _read_trials(path: Path, recording: Recording) -> pd.DataFrame:
+    table = pd.read_csv(path, index_col="trial", converters=dict.fromkeys(_TEXTS, str)).sort_index()
+    measured = table.loc[:, :"error"].replace([np.inf, -np.inf], np.nan)
+    overrides = {
+        trial.number: " ".join(trial.suggestion.as_overrides()) for trial in recording.trials
+    }
+    return measured.assign(
+        spent=measured.prepare_seconds.fillna(0.0) + measured.train_seconds,
+        bound=measured.score,
+        overrides=[overrides.get(trial) or "(no overrides)" for trial in measured.index],
     )
 
 

@@ -98,21 +98,17 @@ def runs_chart(
 
 def axis_scale(values: Sequence[float]) -> dict[str, Any]:
     """The properties of an axis for values: logarithmic if all are positive and the largest is over
-    30 times the smallest, with plain round numbers at its ticks.
+    30 times the smallest, with plain numbers at its ticks.
     """
     finite = [value for value in values if math.isfinite(value)]
     if not finite or min(finite) <= 0 or max(finite) <= 30 * min(finite):
         return {"type": "linear"}
-    low, high = min(finite), max(finite)
-    factors = (1, 3) if high < 1000 * low else (1,)
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [factor * 10.0**power for power in powers for factor in factors]
-    return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:.4g}" for tick in ticks]}
+    return {"type": "log", "tickformat": ".4~g", "nticks": 6}
 
 
 def target_label(target: Target) -> str:
-    """A target as figures show it, such as ``accuracy ≥ 0.94``."""
-    return f"{shorten(target.metric)} {'≥' if target.mode == 'max' else '≤'} {target.value:g}"
+    """A target as pages show it, such as ``accuracy ≥ 0.94``."""
+    return str(target).replace(">=", "≥").replace("<=", "≤")
 
 
 def value_text(value: Any) -> str:

@@ -22,6 +22,7 @@ from autotune.reporting.concluded_study import ConcludedStudy, read_concluded_st
 from autotune.reporting.drawing import (
     Chart,
     shorten,
+    target_label,
     value_text,
     write_charts,
 )
@@ -73,7 +74,7 @@ def _page(
         value_text=value_text,
         scale=study.scale,
         trials=trials,
-        target=str(target).replace(">=", "≥").replace("<=", "≤"),
+        target=target_label(target),
         metric=shorten(target.metric),
         closest=None
         if measured.empty

@@ -10,7 +10,6 @@ import csv
 import itertools
 import json
 import logging
-import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -189,16 +188,9 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def json_text(content: Mapping[str, Any]) -> str:
     """The text of a file that ``write_json`` writes."""
-    strict = _strict(without_secrets_in({FORMAT_KEY: FORMAT, **content}))
-    return f"{json.dumps(strict, indent=2, allow_nan=False)}\n"
-
-
-def _strict(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: _strict(item) for key, item in value.items()}
-    return [_strict(item) for item in value] if isinstance(value, list | tuple) else value
+    text = json.dumps(without_secrets_in({FORMAT_KEY: FORMAT, **content}))
+    strict = json.loads(text, parse_constant=lambda not_finite: None)
+    return f"{json.dumps(strict, indent=2)}\n"
 
 
 def read_summary(path: Path) -> dict[str, Any]:

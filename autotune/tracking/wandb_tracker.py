@@ -109,8 +109,7 @@ class WandbTracker:
             self.evaluate(trial.name, evaluation)
         with self._cleared_by_faults():
             _, run, _ = self._runs.pop(trial.name)
-            for key, value in fields.result_metrics(result, score).items():
-                run.summary[key] = value
+            run.summary.update(fields.result_metrics(result, score))
             for key, tag in fields.result_tags(result).items():
                 run.config[key] = tag
             run.notes = result.error or ""
@@ -135,8 +134,7 @@ class WandbTracker:
             )
             for best in end.best_scores:
                 run.log({"best_score": best.score}, step=best.num_ended)
-            for key, value in end.metrics.items():
-                run.summary[key] = value
+            run.summary.update({**end.metrics})
             for path in end.artifacts:
                 run.save(path / "*" if path.is_dir() else path, base_path=path.parent, policy="end")
             _end(run, end.status, is_success=end.status == "FINISHED")
