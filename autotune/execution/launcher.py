@@ -52,6 +52,8 @@ CHECK_TRAINING = "autotune.training.run:check_training"
 """What ``calling`` calls to make all parts of a training once."""
 RAY_FOLDER = "r"
 """Folder of Ray's files within that of the launcher."""
+RAY_MARK = "AUTOTUNE_RAY"
+"""Environment variable by which the processes of a driver's Ray are known: the folder above."""
 _STARTED_BY = "AUTOTUNE_STARTED_BY"
 """Environment variable with the id of the launcher's process that started the one that has it,
 itself or through others."""
@@ -292,10 +294,17 @@ def _clean_up(folder: Path) -> None:
 
 
 def _of_ray(folder: Path) -> Iterator[psutil.Process]:
-    """The processes of the Ray whose files lie in an owner's folder: each logs to one."""
+    """The processes of the Ray whose files lie in an owner's folder."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if any(Path(file.path).is_relative_to(folder) for file in process.open_files()):
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            # a title, such as ray::DashboardAgent, is written over the environment
+            is_titled = "".join(process.cmdline()).startswith("ray::")
+            if process.environ().get(RAY_MARK) == str(folder) or (
+                is_titled
+                and any(Path(file.path).is_relative_to(folder) for file in process.open_files())
+            ):
                 yield process
 
 

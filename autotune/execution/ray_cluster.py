@@ -21,7 +21,7 @@ import psutil
 from autotune.config.schema import ClusterConfig
 from autotune.errors import ClusterError
 from autotune.execution.cluster import LOCAL_CAPABILITIES, ClusterSize, set_handler
-from autotune.execution.launcher import RAY_FOLDER, call_by_name, private_folder
+from autotune.execution.launcher import RAY_FOLDER, RAY_MARK, call_by_name, private_folder
 from autotune.execution.task import ACCELERATOR
 from autotune.training.capabilities import Capabilities, together
 
@@ -89,6 +89,8 @@ def connected(config: ClusterConfig, folder: Path | None = None) -> Iterator[Clu
             if folder is None:
                 folder = private_folder()
                 stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            # only while Ray's processes start: others that this process starts are not Ray's
+            os.environ[RAY_MARK] = str(folder)
             options = {
                 "num_cpus": config.num_cpus,
                 "num_gpus": config.num_gpus,
@@ -122,6 +124,7 @@ def connected(config: ClusterConfig, folder: Path | None = None) -> Iterator[Clu
                 f"cluster.address: {config.address or 'local'}: {_first_line(error)}{advice}"
             ) from error
         finally:
+            os.environ.pop(RAY_MARK, None)
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             set_handler(handler)
         size = size_of(config.accelerator_type)
