@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -120,7 +121,7 @@ class ClusterSize:
             raise ClusterError(f"cluster: {what} cannot start: {shortage}")
 
 
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.05
 _WATCH_SECONDS = 1.0
 """Seconds between two looks whether Ray is there."""
 _LEAVE_SECONDS = 3.0
@@ -189,6 +190,7 @@ class RaySession:
         """
         self.start()
         while not wait([self._size], timeout=_POLL_SECONDS).done:
+            set_handler(signal.getsignal(signal.SIGTERM))
             if interrupt.is_set():
                 raise KeyboardInterrupt
         size = self._size.result()
@@ -264,8 +266,11 @@ class RaySession:
         self._is_over.set()
         held, self._held = self._held, None
         if held is not None:
+            until = time.monotonic() + _SHUTDOWN_SECONDS
+            while wait([held], _POLL_SECONDS).not_done and time.monotonic() < until:
+                set_handler(signal.getsignal(signal.SIGTERM))  # at once, not when Ray is gone
             # what Ray does at exit would wait for the thread, or for a Ray
-            if wait([held], _SHUTDOWN_SECONDS).not_done:
+            if not held.done():
                 atexit.unregister(sys.modules["ray"].shutdown)
                 if (registry := sys.modules.get("ray.tune.registry")) is not None:
                     atexit.unregister(registry._unregister_all)  # noqa: SLF001  # no public name
