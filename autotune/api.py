@@ -316,7 +316,22 @@ def tune(
         arguments = _devices(devices)
         if training is not None and devices is not None and devices >= 1:
             baseline, arguments = {"devices": devices, **(baseline or {})}, []
-        arguments += _arguments(study_folder, experiment, training, space, target, baseline)
+        if experiment is not None and all(
+            given is None for given in (training, space, target, baseline)
+        ):
+            arguments.append(f"experiment={experiment}")
+        elif (
+            experiment is None
+            and training is not None
+            and space is not None
+            and isinstance(target, Target)
+        ):
+            arguments += _write_function(study_folder, training, space, target, baseline)
+        else:
+            raise ConfigError(
+                "tune() needs a training function with space= and target=autotune.target(...), or"
+                " experiment=NAME without them"
+            )
         if trials is None and time_budget_seconds is not None:
             arguments.append("search.num_trials=null")
         for key, value in [("study", study), ("search", limits), *groups.items()]:
@@ -343,34 +358,6 @@ def _devices(devices: float | None) -> list[str]:
     )
 
 
-def _arguments(
-    study_folder: Path,
-    experiment: str | None,
-    training: Callable[..., Any] | None,
-    space: Mapping[str, Any] | None,
-    target: Target | None,
-    baseline: Mapping[str, Any] | None,
-) -> list[str]:
-    """The command-line arguments that name what is tuned, once its files are written."""
-    if experiment is not None and all(
-        given is None for given in (training, space, target, baseline)
-    ):
-        return [f"experiment={experiment}"]
-    if (
-        experiment is not None
-        or training is None
-        or space is None
-        or not isinstance(target, Target)
-    ):
-        raise ConfigError(
-            "tune() needs a training function with space= and target=autotune.target(...), or"
-            " experiment=NAME without them"
-        )
-    folder = study_folder / CONFIG_FOLDER
-    module = "study_" + re.sub(r"\W", "_", study_folder.name, flags=re.ASCII)
-    return _write_function(folder, training, module, space, target, baseline)
-
-
 def _run(arguments: Sequence[str], study_folder: Path, *, quiet: bool) -> TuneResult:
     try:
         exit_code = tune_command(arguments, console=Console(quiet=quiet))
@@ -385,9 +372,8 @@ def _run(arguments: Sequence[str], study_folder: Path, *, quiet: bool) -> TuneRe
 
 
 def _write_function(
-    folder: Path,
+    study_folder: Path,
     training: Callable[..., Any],
-    module: str,
     space: Mapping[str, Any],
     target: Target,
     baseline: Mapping[str, Any] | None,
@@ -396,16 +382,17 @@ def _write_function(
 
     Return the arguments that tune it.
     """
-    name = _name(training)
+    folder, name = study_folder / CONFIG_FOLDER, _name(training)
+    module = "study_" + re.sub(r"\W", "_", study_folder.name, flags=re.ASCII)
     is_shipped = (shipped_folder("conf") / "experiment" / f"{name}.yaml").is_file()
     experiment_name = f"{name}_function" if is_shipped else name
     command = getattr(training, "template", None)
-    called, allowed = {"_target_": f"{module}.{name}"}, module
+    node: dict[str, Any] = {"_target_": f"{module}.{name}"}
     if command is not None:
-        called, allowed = {"_target_": COMMAND, "command": command}, COMMAND.rpartition(".")[0]
+        node = {"_target_": COMMAND, "command": command}
+    allowed = node["_target_"].rpartition(".")[0]
     baseline = dict(baseline or {})
     num_devices = baseline.pop("devices", None)
-    node: dict[str, Any] = {**called}
     arguments = {key: domain for key, domain in space.items() if key != "devices"}
     for key, value in _baseline(training, arguments, baseline).items():
         *groups, last = key.split(".")

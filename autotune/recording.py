@@ -349,19 +349,20 @@ def write_recording(
     columns: dict[str, Any] = {"trial": pa.array([result.trial for result in ended], pa.int64())}
     columns |= {key: _column([result.values.get(key) for result in ended]) for key in keys}
     _write_table(folder / "trials.parquet", pa.table(columns))
-    rows = [(result, evaluation) for result in ended for evaluation in result.evaluations]
-    curves = {"trial": pa.array([result.trial for result, _ in rows], pa.int64())}
-    is_detailed = all(math.isfinite(evaluation.build_seconds) for _, evaluation in rows)
-    for name in [*_CURVES][: None if is_detailed else _NUM_REQUIRED]:
-        if name == "limit_seconds":
-            cells: list[Any] = [
-                _limit_seconds(result, evaluation, target) for result, evaluation in rows
-            ]
-        else:
-            field = "warm_seconds" if name == "train_seconds" else name
-            cells = [getattr(evaluation, field) for _, evaluation in rows]
-        curves[name] = pa.array(cells, _CURVES[name][1])
-    _write_table(folder / "curves.parquet", pa.table(curves))
+    rows = [
+        {
+            **vars(evaluation),
+            "trial": result.trial,
+            "train_seconds": evaluation.warm_seconds,
+            "limit_seconds": _limit_seconds(result, evaluation, target),
+        }
+        for result in ended
+        for evaluation in result.evaluations
+    ]
+    is_detailed = all(math.isfinite(row["build_seconds"]) for row in rows)
+    names = [*_CURVES][: None if is_detailed else _NUM_REQUIRED]
+    schema = pa.schema([("trial", pa.int64()), *((name, _CURVES[name][1]) for name in names)])
+    _write_table(folder / "curves.parquet", pa.Table.from_pylist(rows, schema))
 
 
 def _limit_seconds(result: TrialResult, evaluation: Evaluation, target: Target) -> float | None:

@@ -323,9 +323,9 @@ def test_devices_and_keys_beneath_others_are_searched_where_the_configuration_ha
     command = autotune.command(f"torchrun --nproc_per_node={{devices}} t.py {values}")
     baseline = {"lr": 0.1, "model.width": 8, "devices": 2}
     target = autotune.target("accuracy", at_least=0.9, max_seconds=60)
-    arguments = api._write_function(tmp_path, command, "m", space, target, baseline)
+    arguments = api._write_function(tmp_path, command, space, target, baseline)
     assert arguments[-1] == "allowed_targets=[autotune.script]"
-    [path] = (tmp_path / "experiment").glob("*.yaml")
+    [path] = (tmp_path / "function" / "experiment").glob("*.yaml")
     written = yaml.safe_load(path.read_text())
     assert written["parallelism"] == {"num_workers": 2}
     assert written["training"]["model"] == {"width": 8}
@@ -334,7 +334,7 @@ def test_devices_and_keys_beneath_others_are_searched_where_the_configuration_ha
         "training.model.width",
         "parallelism.num_workers",
     ]
-    composed = Composer([arguments[0], arguments[-1]], [str(tmp_path)]).compose().trial
+    composed = Composer([arguments[0], arguments[-1]], [str(tmp_path / "function")]).compose().trial
     assert (composed.num_workers, composed.num_processes) == (2, 1), "a command starts its own"
 
 

@@ -50,7 +50,7 @@ def refused(lr):
 
 def write(function):
     target = autotune.target("error", at_most=1, max_seconds=1)
-    api._write_function(Path("function"), function, "study_fit", {"lr": [1, 2]}, target, {"lr": 1})
+    api._write_function(Path("fit"), function, {"lr": [1, 2]}, target, {"lr": 1})
 
 write(fit)
 print(json.dumps(fit(1.0)))
@@ -75,7 +75,7 @@ def test_a_function_does_in_another_process_what_it_does_in_its_script(tmp_path:
         " object; create it inside a function, or in a module that the script imports"
     )
     loads = (
-        f"import json, sys; sys.path.append({str(tmp_path / 'function')!r}); import study_fit;"
+        f"import json, sys; sys.path.append({str(tmp_path / 'fit' / 'function')!r}); import study_fit;"
         " print(json.dumps(study_fit.fit(lr=1.0)))"
     )
     ran = subprocess.run(

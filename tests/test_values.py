@@ -156,11 +156,10 @@ def written(
     """What a process that tunes ``fit`` reads again of what ``tune`` wrote: the baseline and the
     space.
     """
-    arguments = api._write_function(folder, fit, "study_values", {"x": options}, TARGET, baseline)
-    overrides = [
-        argument for argument in arguments if argument not in ("--config-dir", str(folder))
-    ]
-    composer = Composer(overrides, [str(folder)])
+    arguments = api._write_function(folder, fit, {"x": options}, TARGET, baseline)
+    config_dir = str(folder / api.CONFIG_FOLDER)
+    overrides = [argument for argument in arguments if argument not in ("--config-dir", config_dir)]
+    composer = Composer(overrides, [config_dir])
     composed = composer.compose()
     return composer, composed, read_search_space(composed.config.search_space, composer)
 
