@@ -189,7 +189,8 @@ def run(
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     with scratch as folder, channel, reserved_port() as port:
         channel.bind(f"{folder}/session")
-        own = {"MASTER_PORT": str(port.getsockname()[1])}
+        # torchrun's folder of logs goes with ours where it is killed
+        own = {"MASTER_PORT": str(port.getsockname()[1]), "PET_LOG_DIR": folder}
         if checkpoint.files is not None:
             own[STATE] = str(checkpoint.files)
         script = _Script(parts, channel, config, own)

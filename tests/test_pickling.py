@@ -75,7 +75,8 @@ def test_a_function_does_in_another_process_what_it_does_in_its_script(tmp_path:
         " object; create it inside a function, or in a module that the script imports"
     )
     loads = (
-        f"import json, sys; sys.path.append({str(tmp_path / 'fit' / 'function')!r}); import study_fit;"
+        f"import json, sys; sys.path.append({str(tmp_path / 'fit' / 'function')!r});"
+        " import study_fit;"
         " print(json.dumps(study_fit.fit(lr=1.0)))"
     )
     ran = subprocess.run(

@@ -403,6 +403,8 @@ class _Children:
         """Clean up after a child that has ended."""
         _kill(child.process)  # the processes that it has started
         child.process.join()
+        if child.process.exitcode:
+            _delete_abandoned(Path(tempfile.gettempdir()))  # a command's
         is_for_memory = (
             child.process.exitcode == -signal.SIGKILL and num_killed_for_memory() > child.num_killed
         )

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 from autotune.errors import DataError
 from autotune.execution.launcher import Launcher, TrainingProcess
@@ -110,10 +109,13 @@ class ProcessGroup:
         resources are free, when its outcome is reported.
         """
         assert self._task is not None, "it was begun"
-        answer = self._answer_of_first("next_report", is_interrupted)
-        if answer is None:
-            return None
-        report = self._explained(answer)
+        first, report, self._reported_at = self._processes[0], None, time.time()
+        first.send("next_report")
+        while report is None and not first.poll(POLL_SECONDS):
+            if is_interrupted():
+                return None
+            report = self._failure_in_vain()
+        report = self._explained(first.receive() if report is None else report)
         if report.outcome is None and (failure := self._first_failure(0.0)) is not None:
             self._end_processes()
             report = failure
@@ -124,22 +126,13 @@ class ProcessGroup:
                 self._end_processes()
         return replace(report, devices=self._names)
 
-    def _answer_of_first(
-        self, method: str, is_interrupted: Callable[[], bool] = lambda: False
-    ) -> Any:
-        """What the first rank answers, or the failure of another rank for which it waits in vain;
-        None once it is interrupted.
-        """
-        first, self._reported_at = self._processes[0], time.time()
-        first.send(method)
-        while not first.poll(POLL_SECONDS):
-            if is_interrupted():
-                return None
-            failure = self._first_failure(0.0)
-            if failure is not None and not first.poll(_EXPLAIN_SECONDS):
-                self._end_processes()  # nothing else ends the first rank
-                return failure
-        return first.receive()
+    def _failure_in_vain(self) -> WorkerReport | None:
+        """The failure of another rank for which the first one, which is asked, waits in vain."""
+        failure = self._first_failure(0.0)
+        if failure is None or self._processes[0].poll(_EXPLAIN_SECONDS):
+            return None
+        self._end_processes()  # nothing else ends the first rank
+        return failure
 
     def _explained(self, answer: WorkerReport | ProcessExited) -> WorkerReport:
         """The report of the first rank, or of the one that met an error first."""
@@ -205,7 +198,11 @@ class ProcessGroup:
         Raises:
             DataError: it could not, and the training has ended, such as with one of its ranks.
         """
-        answer: str | ProcessExited | WorkerReport | None = self._answer_of_first("keep")
+        first, failure, self._reported_at = self._processes[0], None, time.time()
+        first.send("keep")
+        while failure is None and not first.poll(POLL_SECONDS):
+            failure = self._failure_in_vain()
+        answer: str | ProcessExited | WorkerReport | None = failure or first.receive()
         if isinstance(answer, ProcessExited):
             answer = self._report_of_end(answer)
         if isinstance(answer, WorkerReport):

@@ -176,7 +176,9 @@ def test_a_machine_that_is_away_for_a_while_is_waited_for_and_ends_nothing(
     by_hand, told = make_turns(), list[str]()
     trials = TrialManager.of(
         plan,
-        SimpleNamespace(size_now=lambda: ClusterSize(((1, 0),))),  # type: ignore[arg-type]
+        SimpleNamespace(  # type: ignore[arg-type]
+            size_now=lambda: ClusterSize(((1, 0),)), draining=frozenset
+        ),
         ClusterSize(((1, 1),)),
         policy=Turns([[pair(0)]], lambda run, result: None),
         interrupt=Interrupt(),
