@@ -136,17 +136,19 @@ def started_launcher(
 def private_folder() -> Path:
     """Make a new folder for sockets, and for Ray's files, that no other user may open.
 
-    It is in ``/tmp`` where the path in ``RAY_TMPDIR``, or in the temporary folder, would be too
-    long.
+    It is in ``/tmp`` where the path in the temporary folder would be too long.
 
     Raises:
         ClusterError: the folder for temporary files takes none.
     """
-    parent = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    if len(os.fsencode(parent)) > _MAX_FOLDER_BYTES:
-        parent = "/tmp"  # noqa: S108  # ours is private
+    parent = os.environ.get("RAY_TMPDIR")
+    if not parent:
+        is_short = len(os.fsencode(tempfile.gettempdir())) <= _MAX_FOLDER_BYTES
+        parent = tempfile.gettempdir() if is_short else "/tmp"  # noqa: S108  # ours is private
     try:
         Path(parent).mkdir(parents=True, exist_ok=True)
+        if len(os.fsencode(parent)) > _MAX_FOLDER_BYTES:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         _delete_abandoned(Path(parent))
         return Path(tempfile.mkdtemp(prefix="autotune-", dir=parent))
     except OSError as error:
