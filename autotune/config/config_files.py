@@ -14,6 +14,7 @@ the command line stay.
 
 import copy
 import itertools
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -84,7 +85,7 @@ class ConfigFiles:
     ) -> None:
         for config_dir in config_dirs:
             refuse_url(config_dir, "--config-dir")
-            if not user_path(config_dir).is_dir():
+            if not os.path.isdir(user_path(config_dir)):  # noqa: PTH112  # False of too long a name
                 raise ConfigError(f"--config-dir {config_dir}: no such folder")
         self.config_dirs = tuple(user_path(config_dir).resolve() for config_dir in config_dirs)
         self._own: dict[str, Any] = {}

@@ -22,10 +22,11 @@ def named_files(group: Path) -> list[tuple[str, Path]]:
     """The files of a config group, each with the name that chooses it: with its folder, if it is
     in one beneath the group's.
     """
-    return [
-        (path.relative_to(group).with_suffix("").as_posix(), path)
-        for path in sorted(group.rglob("*.yaml"))
-    ]
+    try:
+        paths = sorted(group.rglob("*.yaml"))
+    except OSError:  # such as a name that is too long, which is refused where it is composed
+        return []
+    return [(path.relative_to(group).with_suffix("").as_posix(), path) for path in paths]
 
 
 def options(group: str, config_dirs: Sequence[str] = ()) -> list[tuple[str, str]]:

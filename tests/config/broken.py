@@ -190,6 +190,7 @@ LINES = (
     "--cfg=x",
     "--config-dir",
     "--config-dir=/nope",
+    f"--config-dir={300 * 'a'}",
     "--config-dir=~nobody-here/x",
     "search_space=['~nobody-here/x.yaml']",
     "--config-dir=s3://x",
