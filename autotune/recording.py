@@ -34,7 +34,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from autotune.errors import AutotuneError, ConfigError, DataError
+from autotune.errors import ConfigError, DataError, explained
 from autotune.files import (
     FORMAT,
     FORMAT_KEY,
@@ -155,20 +155,16 @@ def read_recording(folder: Path) -> Recording:
     Trials without any parameter are left out, except the baseline.
 
     Raises:
-        DataError: a file is missing or wrong; names the file, what was found and what is accepted.
+        AutotuneError: a file is missing or wrong; names the file, what was found and what is
+            accepted.
     """
     if not folder.is_dir():
         raise DataError(
             f"recording={folder}: no such folder; it must have study.yaml, space.yaml,"
             " trials.parquet, curves.parquet"
         )
-    try:
+    with explained(f"recording={folder}: is not as a study writes it"):
         return _read(folder)
-    except AutotuneError as error:
-        raise error if isinstance(error, DataError) else DataError(str(error)) from error
-    except Exception as error:  # of the many that reading what someone changed can raise
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise DataError(f"recording={folder}: is not as a study writes it ({reason})") from error
 
 
 def read_earlier_recording(entry: str, studies: Path) -> tuple[str, Recording]:
@@ -180,7 +176,7 @@ def read_earlier_recording(entry: str, studies: Path) -> tuple[str, Recording]:
 
     Raises:
         ConfigError: the entry names neither a study nor a folder with a recording.
-        DataError: the recording cannot be read.
+        AutotuneError: the recording cannot be read.
     """
     refuse_url(entry, "warm_start", "a study's name or a folder of this machine")
     path = user_path(entry)

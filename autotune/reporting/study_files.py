@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from autotune.confirm.statistics import reach_rate_interval
-from autotune.errors import DataError, FileError
+from autotune.errors import DataError, FileError, explained
 from autotune.files import (
     FORMAT,
     FORMAT_KEY,
@@ -202,10 +202,8 @@ def read_summary(path: Path) -> dict[str, Any]:
     check_kind(path, is_folder=False, may_be_link=True)
     if not path.is_file():
         return {}
-    try:
+    with explained(f"{path}: cannot be read"):
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise DataError(f"{path}: found {type(content).__name__}, it must be a mapping")
     check_format(content.get(FORMAT_KEY), path)

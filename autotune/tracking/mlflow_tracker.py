@@ -296,9 +296,9 @@ class MlflowTracker:
         folder = Path(self._info.folder, LOGS_FOLDER, trial.name)
         if not folder.is_dir():
             return
-        own_metrics = {*fields.EVALUATION_METRICS, *fields.RESULT_METRICS}
-        for evaluation in result.evaluations:
-            own_metrics |= fields.evaluation_metrics(evaluation, trial).keys()
+        own_metrics = {*fields.EVALUATION_METRICS, *fields.RESULT_METRICS}.union(
+            *(fields.evaluation_metrics(evaluation, trial) for evaluation in result.evaluations)
+        )
         own_params = fields.params(trial.values)
         # MLflow opens a folder only if it is told to
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
