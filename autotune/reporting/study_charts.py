@@ -31,12 +31,7 @@ from autotune.search.importances import Importances
 
 _MAX_CURVE_POINTS = 20_000
 """Points of all learning curves together, so that the page stays small."""
-# Source of the colours: Okabe and Ito, "Color Universal Design" (jfly.uni-koeln.de/color). Black,
-# which a dark page does not show, is replaced.
-COLOURS = {
-    str(outcome): "#8C6BB1" if outcome.traits.colour == "#000000" else outcome.traits.colour
-    for outcome in Outcome
-}
+COLOURS = {str(outcome): outcome.traits.colour for outcome in Outcome}
 _QUANTITY_COLOURS = ["#009E73", "#0072B2", "#E69F00"]
 """Colours of the time to target, the steps to target and the seconds a step."""
 _PHASE_COLOURS = {
