@@ -80,11 +80,15 @@ class ConcludedStudy:
     @cached_property
     def sides(self) -> pd.DataFrame:
         """The trials of the baseline and of the best configuration, as far as they were evaluated,
-        by ``baseline`` and ``best``.
+        by ``baseline`` and ``best``, with the ``steps`` of each.
         """
         names = {self.best_trial: "best", self.recording.baseline: "baseline"}
         sides = self.trials[(self.trials.spent > 0) & self.trials.index.isin([*names])]
-        return sides.assign(trial=sides.index).rename(index=names).sort_index()
+        last_steps = {
+            trial.number: trial.steps[-1] for trial in self.recording.trials if trial.steps
+        }
+        steps = sides.index.map(last_steps).astype(float)
+        return sides.assign(steps=steps).rename(index=names).sort_index()
 
     @cached_property
     def arms(self) -> list[tuple[ConfigurationScores, Mapping[str, Any]]]:

@@ -121,16 +121,13 @@ def measured_cells(result: TrialResult, score: float | None, unit: str) -> list[
     """What a table says of a training, in the order of ``MEASURED``."""
     measured = {
         **(result.last.as_dict() if result.last else {}),
+        **vars(result),
         "outcome": result.outcome.value,
         "score": score,
         "score_unit": unit,
         "time_to_target_seconds": result.time_to_target_seconds,
         "num_evaluations": len(result.evaluations),
-        "started_at": result.started_at,
-        "stopped_at": result.stopped_at,
-        "seed": result.seed,
         "trials_per_gpu": result.fingerprint.get("trials_per_gpu"),
-        "contention": result.contention,
         "error": result.error_line,
     }
     return [_cell(measured.get(name)) for name in MEASURED]

@@ -34,12 +34,11 @@ from autotune.tracking import fields
 from autotune.tracking.mlflow_store import (
     browse_command,
     first_contact,
-    one_line,
     open_experiment,
     store_uri,
     view_page,
 )
-from autotune.tracking.tracker import StudyEnd, StudyInfo, display_name
+from autotune.tracking.tracker import StudyEnd, StudyInfo, display_name, one_line
 
 logger = logging.getLogger(__name__)
 
