@@ -18,7 +18,6 @@ from autotune.config.command_line import (
     EXIT_NOT_REACHED,
     import_user_code_from,
     parse_command_line,
-    run_main,
 )
 from autotune.config.experiments import options_help, require_experiment
 from autotune.config.overrides import read_override_list
@@ -152,7 +151,3 @@ def compare_command(arguments: Sequence[str]) -> int:
     if not comparison.is_complete:
         return EXIT_INTERRUPTED
     return 0 if comparison.all_reached else EXIT_NOT_REACHED
-
-
-if __name__ == "__main__":
-    run_main(compare_command)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from autotune.config.command_line import composer_of, parse_command_line, print_config, run_main
+from autotune.config.command_line import composer_of, parse_command_line, print_config
 from autotune.config.experiments import names_experiment, require_experiment
 from autotune.execution.cluster import capabilities_of
 from autotune.execution.plan import plan_study
@@ -42,7 +42,3 @@ def diagnose_command(arguments: Sequence[str]) -> int:
     for rate in diagnosis.measured_rates():
         console.out(rate)
     return 0
-
-
-if __name__ == "__main__":
-    run_main(diagnose_command)

@@ -123,7 +123,7 @@ def explained(
         raise
     except Exception as error:  # of whatever library reads: each raises its own
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise kind(f"{what}: {reason[:300]}{advice}") from error
+        raise kind(f"{what}: {without_secrets(reason)[:300]}{advice}") from error
 
 
 def did_you_mean(found: str, known: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.config.command_keys import own_key, own_keys_help, read_own_keys, refuse_other_keys
-from autotune.config.command_line import parse_command_line, run_main
+from autotune.config.command_line import parse_command_line
 from autotune.errors import ConfigError, StudyError
 from autotune.execution.study_folder import shown_path
 from autotune.files import check_format, make_folder, replace_file, replacing
@@ -139,7 +139,3 @@ def report_command(arguments: Sequence[str]) -> int:
     output = None if own.output is None else user_path(own.output)
     print(f"wrote {write_study_report(user_path(own.folder) / own.study, output)}")
     return 0
-
-
-if __name__ == "__main__":
-    run_main(export_command)

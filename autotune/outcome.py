@@ -37,7 +37,7 @@ class OutcomeTraits(NamedTuple):
     the common colour-vision deficiencies.
 
     Source: Okabe and Ito, "Color Universal Design" (jfly.uni-koeln.de/color); a grey replaces its
-    yellow, which is too faint on white."""
+    yellow, which is too faint on white, and a violet its black, which a dark page does not show."""
     symbol: str
     """Plotly's symbol of the trial's marker, hollow for a censored outcome."""
     meaning: str
@@ -130,7 +130,7 @@ class Outcome(StrEnum):
             "PRUNED",
             "FAILED",
             "red",
-            "#000000",
+            "#8C6BB1",
             "square",
             "The device or the machine had too little memory for the training.",
             needs_new_worker=True,

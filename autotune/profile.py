@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from autotune.config.command_keys import own_key, own_keys_help, read_own_keys
-from autotune.config.command_line import composer_of, parse_command_line, print_config, run_main
+from autotune.config.command_line import composer_of, parse_command_line, print_config
 from autotune.config.experiments import dated_name, names_experiment, require_experiment
 from autotune.errors import ExecutionError
 from autotune.remote import user_path
@@ -76,7 +76,3 @@ def profile_command(arguments: Sequence[str]) -> int:
         f"trace {trace} (open it at https://ui.perfetto.dev or chrome://tracing)"
     )
     return 0
-
-
-if __name__ == "__main__":
-    run_main(profile_command)

@@ -34,7 +34,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from autotune.errors import AutotuneError, ConfigError, DataError
+from autotune.errors import DataError, explained
 from autotune.files import (
     FORMAT,
     FORMAT_KEY,
@@ -45,7 +45,6 @@ from autotune.files import (
 )
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
-from autotune.remote import refuse_url, user_path
 from autotune.space import (
     Choice,
     Parameter,
@@ -155,44 +154,16 @@ def read_recording(folder: Path) -> Recording:
     Trials without any parameter are left out, except the baseline.
 
     Raises:
-        DataError: a file is missing or wrong; names the file, what was found and what is accepted.
+        AutotuneError: a file is missing or wrong; names the file, what was found and what is
+            accepted.
     """
     if not folder.is_dir():
         raise DataError(
             f"recording={folder}: no such folder; it must have study.yaml, space.yaml,"
             " trials.parquet, curves.parquet"
         )
-    try:
+    with explained(f"recording={folder}: is not as a study writes it"):
         return _read(folder)
-    except AutotuneError as error:
-        raise error if isinstance(error, DataError) else DataError(str(error)) from error
-    except Exception as error:  # of the many that reading what someone changed can raise
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise DataError(f"recording={folder}: is not as a study writes it ({reason})") from error
-
-
-def read_earlier_recording(entry: str, studies: Path) -> tuple[str, Recording]:
-    """The recording that an entry of ``warm_start`` names, with a name to display.
-
-    Args:
-        entry: a study's name, its folder, or the folder of a recording.
-        studies: folder that contains the studies' folders.
-
-    Raises:
-        ConfigError: the entry names neither a study nor a folder with a recording.
-        DataError: the recording cannot be read.
-    """
-    refuse_url(entry, "warm_start", "a study's name or a folder of this machine")
-    path = user_path(entry)
-    for folder in (path, path / "recording", studies / entry / "recording"):
-        if (folder / "study.yaml").is_file():
-            study = folder.parent if folder.name == "recording" else folder
-            return study.name, read_recording(folder)
-    known = sorted(path.parent.parent.name for path in studies.glob("*/recording/study.yaml"))
-    raise ConfigError(
-        f"warm_start: {entry}: is no study that has a recording in {studies} (there are"
-        f" {', '.join(known) or 'none'}), and no folder with study.yaml; give one of these"
-    )
 
 
 def _read(folder: Path) -> Recording:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from autotune.errors import ConfigError, DataError
+from autotune.errors import ConfigError, explained
 from autotune.files import appending, make_folder
 from autotune.redaction import without_secrets
 
@@ -130,13 +130,11 @@ def download_files(checksums: Mapping[str, str], folder: Path, absent: str) -> N
     downloader = pooch.HTTPDownloader(timeout=(CONNECT_SECONDS, CONNECT_SECONDS))
     for url, md5 in checksums.items():
         name = url.rpartition("/")[2]
-        try:
+        with explained(
+            f"{absent}, and downloading {url} to '{folder}' failed",
+            advice="; put the files there or set data.root",
+        ):
             pooch.retrieve(url, f"md5:{md5}", fname=name, path=folder, downloader=downloader)
-        except (OSError, ValueError) as error:  # errors of requests are OSErrors
-            reason = f"downloading {url} to '{folder}' failed: {_line(error)}"
-            raise DataError(
-                f"{absent}, and {reason}; put the files there or set data.root"
-            ) from error
 
 
 def cache_folder() -> Path:
@@ -185,20 +183,14 @@ def _opened(url: str, key: str) -> Iterator[tuple[Any, str]]:
     with ExitStack() as paused:
         for pause in _pauses:
             paused.enter_context(pause())
-        try:
-            import aiohttp  # noqa: PLC0415  # only files at URLs need it
-            import fsspec  # noqa: PLC0415  # takes 0.1 s
+        paused.enter_context(explained(f"{key}: {url}"))
+        import aiohttp  # noqa: PLC0415  # only files at URLs need it
+        import fsspec  # noqa: PLC0415  # takes 0.1 s
 
-            if "//" not in url and "::" not in url:
-                raise ValueError(f"a URL has two slashes: {url.replace(':/', '://')}")
-            timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=_READ_SECONDS)
-            http = {"client_kwargs": {"timeout": timeout, "trust_env": True}}
-            filesystem, path = fsspec.url_to_fs(url, **(http if url.startswith("http") else {}))
-            filesystem.invalidate_cache()
-            yield filesystem, path
-        except Exception as error:
-            raise DataError(without_secrets(f"{key}: {url}: {_line(error)}")) from error
-
-
-def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if "//" not in url and "::" not in url:
+            raise ValueError(f"a URL has two slashes: {url.replace(':/', '://')}")
+        timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=_READ_SECONDS)
+        http = {"client_kwargs": {"timeout": timeout, "trust_env": True}}
+        filesystem, path = fsspec.url_to_fs(url, **(http if url.startswith("http") else {}))
+        filesystem.invalidate_cache()
+        yield filesystem, path

@@ -20,7 +20,6 @@ from autotune.config.command_line import (
     composer_of,
     parse_command_line,
     print_config,
-    run_main,
 )
 from autotune.config.experiments import names_experiment, require_experiment
 from autotune.config.schema import TrialConfig
@@ -232,7 +231,3 @@ def _print_log() -> None:
         handler = logging.StreamHandler(sys.stdout)
         handler.setFormatter(LogFormatter())
         log.handlers = [handler]
-
-
-if __name__ == "__main__":
-    run_main(train_command)

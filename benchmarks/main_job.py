@@ -3,7 +3,7 @@
 
 Whole studies, ``python -m autotune experiment=cnn study.seed=1, 2, ...``, one after the other and
 nothing beside them, from the command to the prompt. What the first ``--later-studies`` of them
-export is trained again by ``python -m autotune.train`` on ``--later-runs`` other seeds, and what a
+export is trained again by ``python -m autotune train`` on ``--later-runs`` other seeds, and what a
 success costs there is held against what the study claimed.
 
 Exit code 1: fewer than nineteen of twenty (95% of any number) confirm a gain whose interval
@@ -107,7 +107,7 @@ def later_runs(folder: str, num_runs: int) -> Iterator[RunScore]:
         )
         if exported.returncode:
             raise RuntimeError(
-                f"autotune.export ended with {exported.returncode}:\n{exported.stderr[-2000:]}"
+                f"autotune export ended with {exported.returncode}:\n{exported.stderr[-2000:]}"
             )
     for number in range(num_runs):
         said = _autotune(
@@ -120,7 +120,7 @@ def later_runs(folder: str, num_runs: int) -> Iterator[RunScore]:
         phases = _PHASES.search(said.stdout)
         if phases is None:
             raise RuntimeError(
-                "autotune.train ended with"
+                "autotune train ended with"
                 f" {said.returncode}:\n{said.stdout[-1000:]}\n{said.stderr[-2000:]}"
             )
         build, prepare, train = map(float, phases.groups())
@@ -129,7 +129,7 @@ def later_runs(folder: str, num_runs: int) -> Iterator[RunScore]:
 
 def _autotune(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", f"autotune.{command}", *arguments],
+        [sys.executable, "-m", "autotune", command, *arguments],
         capture_output=True,
         text=True,
         check=False,

@@ -49,7 +49,7 @@ def test_bad_input_is_refused(arguments: list[str], said: str) -> None:
 
 @pytest.mark.command
 def test_the_command_needs_no_experiment() -> None:
-    command = [sys.executable, "-m", "autotune.diagnose"]
+    command = [sys.executable, "-m", "autotune", "diagnose"]
     finished = subprocess.run(command, cwd=REPOSITORY, check=False, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
     assert finished.stderr == ""

@@ -84,7 +84,7 @@ def test_running_out_of_memory_is_one_line(
 
 
 def run_module(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "autotune.profile", *arguments]
+    command = [sys.executable, "-m", "autotune", "profile", *arguments]
     return subprocess.run(command, cwd=REPOSITORY, check=False, capture_output=True, text=True)
 
 

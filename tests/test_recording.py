@@ -12,7 +12,8 @@ import yaml
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Target
 from autotune.outcome import Outcome
-from autotune.recording import read_earlier_recording, read_recording, write_recording
+from autotune.recording import read_recording, write_recording
+from autotune.search.study import earlier_recording
 from tests.support.records import make_evaluation, make_result
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60.0)
@@ -148,7 +149,7 @@ def test_an_earlier_study_is_named_by_its_name_or_a_folder(tmp_path: Path) -> No
     for path in (folder, tmp_path / "own"):
         write_recording(path, results=RESULTS, target=TARGET, space={}, source="a test")
     entries = ["cnn-2", str(tmp_path / "own"), str(studies / "cnn-2"), str(folder)]
-    found = [read_earlier_recording(entry, studies) for entry in entries]
+    found = [earlier_recording(entry, studies=studies, storage_url=None) for entry in entries]
     assert [name for name, _ in found] == ["cnn-2", "own", "cnn-2", "cnn-2"]
     assert len({str(recording.trials) for _, recording in found}) == 1, (
         "as texts, since NaN is not NaN"
@@ -159,7 +160,7 @@ def test_what_names_no_earlier_study_is_refused_in_one_line(tmp_path: Path) -> N
     folder = tmp_path / "mine" / "recording"
     write_recording(folder, results=RESULTS, target=TARGET, space=SPACE, source="a test")
     with pytest.raises(ConfigError) as refused:
-        read_earlier_recording("other", tmp_path)
+        earlier_recording("other", studies=tmp_path, storage_url=None)
     assert str(refused.value) == (
         f"warm_start: other: is no study that has a recording in {tmp_path} (there are mine), and"
         " no folder with study.yaml; give one of these"

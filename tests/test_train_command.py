@@ -133,7 +133,7 @@ def test_a_training_that_was_killed_goes_on_in_another_process(tmp_path: Path) -
 
     def begin() -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            [sys.executable, "-m", "autotune.train", *command],
+            [sys.executable, "-m", "autotune", "train", *command],
             cwd=REPOSITORY,
             text=True,
             stdout=subprocess.PIPE,

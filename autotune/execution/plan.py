@@ -23,13 +23,12 @@ from autotune.execution.task import TrialTask
 from autotune.files import NOTICE_FILE, STATES_FOLDER, make_folder, replace_file
 from autotune.mlflow_logs import logs_folder
 from autotune.objective import Objective, check_measured
-from autotune.recording import read_earlier_recording
 from autotune.redaction import without_secrets, without_secrets_in
 from autotune.reporting.scores import ScoreFormat, score_format_of
 from autotune.search.outlook import has_costs
 from autotune.search.samplers import make_sampler
 from autotune.search.stopping import StoppingRule, make_stopping
-from autotune.search.study import stored_recording
+from autotune.search.study import earlier_recording
 from autotune.search.warm_start import EarlierStudy, earlier_study
 from autotune.space import Choice, PowerOfTwo, SearchSpace, Suggestion, override_text
 from autotune.tracking.tracker import StudyInfo
@@ -398,8 +397,7 @@ def plan_study(
         [capabilities.device_of(replace(trial, device=device)) for device in sorted(devices)],
     )
     earlier = [
-        stored_recording(entry, studies=studies, storage_url=config.search.storage)
-        or read_earlier_recording(entry, studies)
+        earlier_recording(entry, studies=studies, storage_url=config.search.storage)
         for entry in config.warm_start
     ]
     plan = replace(

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from autotune.confirm.statistics import Claim, Ratio, RunScore
 from autotune.errors import StudyError, explained
 from autotune.files import FORMAT_KEY, check_format
 from autotune.outcome import Outcome
 from autotune.recording import Recording, read_recording
-from autotune.reporting.scores import ConfigurationScores, ScoreFormat
+from autotune.reporting.scores import SECONDS, ConfigurationScores, ScoreFormat
 from autotune.reporting.study_files import METRIC_COLUMN, SUMMARY, read_summary
+from autotune.yaml_files import read_yaml
 
 _TEXTS = ("outcome", "score_unit", "device_kind", "seed", "contention", "error")
 
@@ -48,8 +48,8 @@ class ConcludedStudy:
     @cached_property
     def scale(self) -> ScoreFormat:
         """The format of the study's scores."""
-        objective = self.summary.get("objective") or {"quantity": "time to target", "unit": "s"}
-        return ScoreFormat(quantity=objective["quantity"], unit=objective["unit"])
+        objective = self.summary.get("objective")
+        return ScoreFormat(**objective) if objective else SECONDS
 
     @cached_property
     def reached(self) -> pd.DataFrame:
@@ -80,11 +80,15 @@ class ConcludedStudy:
     @cached_property
     def sides(self) -> pd.DataFrame:
         """The trials of the baseline and of the best configuration, as far as they were evaluated,
-        by ``baseline`` and ``best``.
+        by ``baseline`` and ``best``, with the ``steps`` of each.
         """
         names = {self.best_trial: "best", self.recording.baseline: "baseline"}
         sides = self.trials[(self.trials.spent > 0) & self.trials.index.isin([*names])]
-        return sides.assign(trial=sides.index).rename(index=names).sort_index()
+        last_steps = {
+            trial.number: trial.steps[-1] for trial in self.recording.trials if trial.steps
+        }
+        steps = sides.index.map(last_steps).astype(float)
+        return sides.assign(steps=steps).rename(index=names).sort_index()
 
     @cached_property
     def arms(self) -> list[tuple[ConfigurationScores, Mapping[str, Any]]]:
@@ -169,7 +173,7 @@ def read_concluded_study(folder: Path) -> ConcludedStudy:
             " ended"
         )
     machine = folder / "machine.yaml"
-    content = yaml.safe_load(machine.read_text(encoding="utf-8")) if machine.is_file() else {}
+    content = read_yaml(machine) if machine.is_file() else {}
     check_format(content.get(FORMAT_KEY), machine)
     recording = read_recording(folder / "recording")
     study = ConcludedStudy(

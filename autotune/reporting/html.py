@@ -92,7 +92,6 @@ def _page(
         ordered=pd.concat([study.reached, trials[trials.score.isna()]]).head(100),
         outcomes=_outcomes(study),
         errors=trials.error[trials.error != ""].value_counts().head(8),
-        sides=_side_by_side(study.sides, study),
         # Plotly writes its JSON without "<", so that it cannot end the element that holds it.
         figures={
             name: Markup(_json_of(chart.figure))  # noqa: S704
@@ -115,28 +114,6 @@ def _date(seconds: float) -> str:
     return (
         "" if pd.isna(seconds) else f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S UTC}"
     )
-
-
-def _side_by_side(sides: pd.DataFrame, study: ConcludedStudy) -> list[dict[str, str]]:
-    """What a training of the baseline and one of the best configuration consist of."""
-    last_steps = {trial.number: trial.steps[-1] for trial in study.recording.trials if trial.steps}
-    steps = sides.trial.map(last_steps).astype(float)
-    quantities = {
-        "Steps": (steps, "{:,.0f}"),
-        "Seconds a step": (sides.train_seconds / steps, "{:.3g} s"),
-        "Seconds of training": (sides.train_seconds, "{:.3g} s"),
-        "Seconds of preparing": (sides.prepare_seconds, "{:.3g} s"),
-        "Seconds of building, once a process": (sides.build_seconds, "{:.3g} s"),
-        "Samples a second, at the end": (sides.samples_per_second, "{:,.0f}"),
-        "Peak memory": (sides.peak_memory_bytes / 2**20, "{:,.0f} MiB"),
-        "Energy": (sides.energy_joules, "{:,.4g} J"),
-    }
-    rows = []
-    for name, (numbers, text) in quantities.items():
-        if (numbers > 0).any():  # a training function may tell no samples, and prepares nothing
-            cells = numbers.map(text.format, na_action="ignore").fillna("")
-            rows.append({"Of one training": name, **cells})
-    return rows
 
 
 def _outcomes(study: ConcludedStudy) -> dict[Outcome, pd.Series]:

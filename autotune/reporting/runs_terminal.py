@@ -23,7 +23,6 @@ from autotune.reporting.scores import (
 from autotune.reporting.terminal import (
     Progress,
     format_metric,
-    format_rough,
     print_line,
     printable,
     words_of_result,
@@ -70,13 +69,16 @@ class RunsDisplay(Progress):
     def _standing(self) -> str:
         of_all = "" if self.num_runs is None else f" of {self.num_runs}"
         to_make = None if self.num_runs is None else self.num_runs - self._num_before
-        num_made, elapsed = self._num_before + self._num_ended, format_rough(self._elapsed_seconds)
         parts = [
-            f"{num_made}{of_all} {self._noun}s made, elapsed {elapsed} with them",
+            f"{self._num_made}{of_all} {self._noun}s made, {self._elapsed} with them",
             self.describe_left(to_make),
         ]
         told = self._words_of_running() or "; starting new processes"
         return f"{', '.join(filter(None, parts))}{told}"
+
+    @property
+    def _num_made(self) -> int:
+        return self._num_before + self._num_ended
 
     def _label(self, trial: int) -> str:
         return self.labels[trial]
@@ -87,7 +89,7 @@ class RunsDisplay(Progress):
         last, seconds = result.last, step_seconds(result)
         known = run_score(result, self._objective).score
         parts = [
-            f"{self._noun} {self._num_before + self._num_ended} of {self.num_runs}",
+            f"{self._noun} {self._num_made} of {self.num_runs}",
             self.labels[result.trial],
             *words_of_result(result, known, self._target, self._scale),
             last and f"{last.step} steps",

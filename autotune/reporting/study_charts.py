@@ -31,12 +31,7 @@ from autotune.search.importances import Importances
 
 _MAX_CURVE_POINTS = 20_000
 """Points of all learning curves together, so that the page stays small."""
-# Source of the colours: Okabe and Ito, "Color Universal Design" (jfly.uni-koeln.de/color). Black,
-# which a dark page does not show, is replaced.
-COLOURS = {
-    str(outcome): "#8C6BB1" if outcome.traits.colour == "#000000" else outcome.traits.colour
-    for outcome in Outcome
-}
+COLOURS = {str(outcome): outcome.traits.colour for outcome in Outcome}
 _QUANTITY_COLOURS = ["#009E73", "#0072B2", "#E69F00"]
 """Colours of the time to target, the steps to target and the seconds a step."""
 _PHASE_COLOURS = {
@@ -197,10 +192,10 @@ def _metric_range(metrics: Sequence[float], always_shown: Sequence[float]) -> li
     the curves of all others.
     """
     metrics = [*metrics, *always_shown]
-    low, high = np.quantile(metrics, (0.05, 0.95))
-    low, high = min(low, *always_shown), max(high, *always_shown)
-    spread = high - low
-    low, high = max(low - 2 * spread, min(metrics)), min(high + 2 * spread, max(metrics))
+    usual = [*always_shown, *np.quantile(metrics, (0.05, 0.95))]
+    spread = max(usual) - min(usual)
+    shown = np.clip(metrics, min(usual) - 2 * spread, max(usual) + 2 * spread)
+    low, high = shown.min(), shown.max()
     margin = 0.03 * (high - low) or 0.1 * abs(high) or 1.0
     return [low - margin, high + margin]
 
@@ -232,7 +227,7 @@ def _front_chart(front: pd.DataFrame | None) -> Chart | None:
     """The Pareto front by its first two objectives, from columns of trial number, scores,
     preferences and overrides.
     """
-    if front is None or len(front.columns) < 5:
+    if front is None:
         return None
     x, y = front.columns[1:3]
     front = front.sort_values(x)

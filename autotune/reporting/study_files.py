@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from autotune.confirm.statistics import reach_rate_interval
-from autotune.errors import DataError, FileError
+from autotune.errors import DataError, FileError, explained
 from autotune.files import (
     FORMAT,
     FORMAT_KEY,
@@ -121,16 +121,13 @@ def measured_cells(result: TrialResult, score: float | None, unit: str) -> list[
     """What a table says of a training, in the order of ``MEASURED``."""
     measured = {
         **(result.last.as_dict() if result.last else {}),
+        **vars(result),
         "outcome": result.outcome.value,
         "score": score,
         "score_unit": unit,
         "time_to_target_seconds": result.time_to_target_seconds,
         "num_evaluations": len(result.evaluations),
-        "started_at": result.started_at,
-        "stopped_at": result.stopped_at,
-        "seed": result.seed,
         "trials_per_gpu": result.fingerprint.get("trials_per_gpu"),
-        "contention": result.contention,
         "error": result.error_line,
     }
     return [_cell(measured.get(name)) for name in MEASURED]
@@ -202,10 +199,8 @@ def read_summary(path: Path) -> dict[str, Any]:
     check_kind(path, is_folder=False, may_be_link=True)
     if not path.is_file():
         return {}
-    try:
+    with explained(f"{path}: cannot be read"):
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise DataError(f"{path}: found {type(content).__name__}, it must be a mapping")
     check_format(content.get(FORMAT_KEY), path)

@@ -148,9 +148,9 @@ class Progress:
         return f"{', '.join(words)} {what}" if words else ""
 
     @property
-    def _elapsed_seconds(self) -> float:
-        """Seconds since this object was made."""
-        return time.monotonic() - self._began_at
+    def _elapsed(self) -> str:
+        """The time since this object was made, in words."""
+        return f"elapsed {format_rough(time.monotonic() - self._began_at)}"
 
     def _label(self, trial: int) -> str:
         return f"trial {trial}"
@@ -334,12 +334,8 @@ class StudyDisplay(Progress):
     @property
     def _time_left(self) -> str:
         budget = self._seconds
-        most = None if budget is None else max(0.0, budget - self._elapsed_seconds)
+        most = None if budget is None else max(0.0, budget - (time.monotonic() - self._began_at))
         return self.describe_left(self._num_trials, most, "of search left")
-
-    @property
-    def _elapsed(self) -> str:
-        return f"elapsed {format_rough(self._elapsed_seconds)}"
 
     def _standing(self) -> str:
         """How the study stands, in a line for a log."""

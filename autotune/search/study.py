@@ -30,7 +30,7 @@ from autotune.objective import Objective
 from autotune.outcome import Outcome
 from autotune.recording import Recording, read_recording, write_recording
 from autotune.redaction import without_secrets, without_secrets_in
-from autotune.remote import user_path
+from autotune.remote import refuse_url, user_path
 from autotune.search.points import derived_seed
 from autotune.search.samplers import PausingSampler, optuna_sampler, quiet_optuna
 from autotune.search.storage import JOURNAL, open_storage, written_together
@@ -166,30 +166,39 @@ def study_definition(study: Study) -> dict[str, Any]:
     return dict(study.user_attrs.get(_DEFINITION, {}))
 
 
-def stored_recording(
+def earlier_recording(
     entry: str, *, studies: Path, storage_url: str | None
-) -> tuple[str, Recording] | None:
-    """Name and recording of a study, made of its storage, which has more than its folder if it was
-    interrupted or still runs.
+) -> tuple[str, Recording]:
+    """Name and recording of the study that an entry of ``warm_start`` names.
 
-    None if it has no storage here.
+    A study that has its storage here has the recording made of that, which has more than its folder
+    if the study was interrupted or still runs.
 
     Args:
-        entry: name of the study, or its folder.
+        entry: name of the study, its folder, or the folder of a recording.
         studies: folder that contains the studies' folders.
 
     Raises:
+        ConfigError: the entry names neither a study nor a folder with a recording.
         StudyError: the database has no study of that name, or the storage does not hold what a
             study writes.
-        DataError: its search space is none, or a newer autotune made the study.
+        AutotuneError: the recording cannot be read, or a newer autotune made the study.
     """
+    refuse_url(entry, "warm_start", "a study's name or a folder of this machine")
     places = (user_path(entry), studies / entry)
     folder = next((folder for folder in places if (folder / JOURNAL).is_file()), None)
     if folder is None:
-        recordings = ("study.yaml", "recording/study.yaml")
-        is_recorded = any((place / path).is_file() for place in places for path in recordings)
-        if is_recorded or storage_url is None:
-            return None
+        for found in (path for place in places for path in (place, place / "recording")):
+            if (found / "study.yaml").is_file():
+                named = found.parent if found.name == "recording" else found
+                return named.name, read_recording(found)
+        if storage_url is None:
+            recorded = studies.glob("*/recording/study.yaml")
+            known = sorted(path.parent.parent.name for path in recorded)
+            raise ConfigError(
+                f"warm_start: {entry}: is no study that has a recording in {studies} (there are"
+                f" {', '.join(known) or 'none'}), and no folder with study.yaml; give one of these"
+            )
     name = (folder or studies / entry).resolve().name
     study = read_study(name, folder or studies / name, storage_url=None if folder else storage_url)
     definition = study_definition(study)

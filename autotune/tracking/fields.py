@@ -56,35 +56,35 @@ def study_tags(info: StudyInfo) -> dict[str, str]:
             "autotune.phase": info.kind,
             "autotune.experiment": info.experiment,
             "autotune.workload": info.workload,
-            "autotune.folder": str(Path(info.folder).resolve()),
+            "autotune.folder": Path(info.folder).resolve(),
         }
     )
 
 
 def trial_tags(trial: Run, study: str) -> dict[str, str]:
     """Tags that a trial's run has from its start."""
-    retry = {} if trial.retry_of is None else {"autotune.retry_of": str(trial.retry_of)}
     return plain_tags(
         {
             "autotune.study": study,
             RUN_TAG: trial.name,
-            "autotune.trial": str(trial.trial),
+            "autotune.trial": trial.trial,
             "autotune.phase": trial.phase,
-            "autotune.seed": str(trial.seed),
-            **retry,
+            "autotune.seed": trial.seed,
+            "autotune.retry_of": trial.retry_of,
         }
     )
 
 
 def result_tags(result: TrialResult) -> dict[str, str]:
     """Tags that a trial's run gets at its end."""
-    tags = {
-        OUTCOME_TAG: result.outcome,
-        "autotune.cap_seconds": result.cap_seconds,
-        "autotune.contention": result.contention,
-        "autotune.trials_per_gpu": result.fingerprint.get("trials_per_gpu"),
-    }
-    return {key: str(value) for key, value in tags.items() if value is not None}
+    return plain_tags(
+        {
+            OUTCOME_TAG: result.outcome,
+            "autotune.cap_seconds": result.cap_seconds,
+            "autotune.contention": result.contention,
+            "autotune.trials_per_gpu": result.fingerprint.get("trials_per_gpu"),
+        }
+    )
 
 
 def evaluation_metrics(evaluation: Evaluation, trial: Run) -> dict[str, float]:
@@ -145,9 +145,15 @@ def params(values: Mapping[str, Any]) -> dict[str, str]:
     return {plain_key(key): storable(text)[:_MAX_PARAM_CHARACTERS] for key, text in texts.items()}
 
 
-def plain_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """Tags with keys that MLflow accepts, and values cut to what it takes."""
-    return {plain_key(key): storable(value)[:_MAX_TAG_CHARACTERS] for key, value in tags.items()}
+def plain_tags(tags: Mapping[str, object]) -> dict[str, str]:
+    """Tags with keys that MLflow accepts, and values as text, cut to what it takes; without those
+    that are None.
+    """
+    return {
+        plain_key(key): storable(str(value))[:_MAX_TAG_CHARACTERS]
+        for key, value in tags.items()
+        if value is not None
+    }
 
 
 _PLAIN = re.compile(r"(?!\.)[\w.\- ]+(/(?!\.)[\w.\- ]+)*")

@@ -38,6 +38,7 @@ from autotune.errors import AutotuneError, ConfigError
 from autotune.redaction import without_secrets
 from autotune.remote import check_listens, kind_of_database
 from autotune.tracking.fields import plain_key
+from autotune.tracking.tracker import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -85,11 +86,6 @@ def first_contact(uri: str) -> Iterator[None]:
             " address of an MLflow server (http://host:5000) or a database (sqlite:///mlflow.db,"
             " postgresql://...)"
         ) from error
-
-
-def one_line(error: BaseException) -> str:
-    """At most 200 characters of an error's message, without a password."""
-    return without_secrets(" ".join(str(error).split()) or type(error).__name__)[:200]
 
 
 def open_store(uri: str) -> MlflowClient:

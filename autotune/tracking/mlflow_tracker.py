@@ -34,12 +34,11 @@ from autotune.tracking import fields
 from autotune.tracking.mlflow_store import (
     browse_command,
     first_contact,
-    one_line,
     open_experiment,
     store_uri,
     view_page,
 )
-from autotune.tracking.tracker import StudyEnd, StudyInfo, display_name
+from autotune.tracking.tracker import StudyEnd, StudyInfo, display_name, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -296,9 +295,9 @@ class MlflowTracker:
         folder = Path(self._info.folder, LOGS_FOLDER, trial.name)
         if not folder.is_dir():
             return
-        own_metrics = {*fields.EVALUATION_METRICS, *fields.RESULT_METRICS}
-        for evaluation in result.evaluations:
-            own_metrics |= fields.evaluation_metrics(evaluation, trial).keys()
+        own_metrics = {*fields.EVALUATION_METRICS, *fields.RESULT_METRICS}.union(
+            *(fields.evaluation_metrics(evaluation, trial) for evaluation in result.evaluations)
+        )
         own_params = fields.params(trial.values)
         # MLflow opens a folder only if it is told to
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")

@@ -23,13 +23,13 @@ from autotune.config.build import build_partial, call
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, TrialResult
 from autotune.policy import Run
-from autotune.redaction import without_secrets
 from autotune.tracking.tracker import (
     BestScore,
     FinishedRun,
     StudyEnd,
     StudyInfo,
     Tracker,
+    one_line,
 )
 
 logger = logging.getLogger(__name__)
@@ -211,7 +211,7 @@ class TrackerWriter:
         # every kind of store raises its own client's errors, and the study must continue
         except Exception as error:
             self._retry_at = time.monotonic() + _RETRY_SECONDS
-            reason = without_secrets((str(error) or type(error).__name__).partition("\n")[0])[:200]
+            reason = one_line(error)
             logger.info("%s: %s", self.name, reason, exc_info=True)
             if not self._has_failed:
                 self._say(

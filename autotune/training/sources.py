@@ -50,7 +50,8 @@ def _train(source: Source, say: Callable[[str], None]) -> None:
     command = [
         sys.executable,
         "-m",
-        "autotune.train",
+        "autotune",
+        "train",
         *source.arguments,
         f"checkpoint.folder={override_text(str(folder))}",
     ]

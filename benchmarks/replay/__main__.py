@@ -87,8 +87,8 @@ def replay_command(arguments: Sequence[str]) -> int:
     )
     refuse_url(own.output, "output", "a file of this machine")
     output = user_path(own.output)
-    from autotune.recording import read_earlier_recording, read_recording  # after --help
-    from autotune.search.study import stored_recording  # imports optuna
+    from autotune.recording import read_recording  # after --help
+    from autotune.search.study import earlier_recording  # imports optuna
     from autotune.search.warm_start import earlier_study  # imports optuna
     from benchmarks.replay.replayed_policy import replayed_policy  # imports optuna
     from benchmarks.replay.simulation import best_seconds, replay, write_trace  # imports optuna
@@ -102,8 +102,7 @@ def replay_command(arguments: Sequence[str]) -> int:
     config = composed.config
     studies = Path(config.study.folder)
     earlier_by_name = [
-        stored_recording(entry, studies=studies, storage_url=config.search.storage)
-        or read_earlier_recording(entry, studies)
+        earlier_recording(entry, studies=studies, storage_url=config.search.storage)
         for entry in config.warm_start
     ]
     earlier = [earlier_study(name, recorded, recording.space) for name, recorded in earlier_by_name]

@@ -32,10 +32,8 @@ class Commands:
 
     environment: dict[str, str]
 
-    def run(
-        self, *arguments: str, folder: Path, module: str = "autotune"
-    ) -> subprocess.CompletedProcess[str]:
-        return self.python("-m", module, *arguments, folder=folder)
+    def run(self, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+        return self.python("-m", "autotune", *arguments, folder=folder)
 
     def succeed(self, *arguments: str, folder: Path) -> str:
         """Run a command that ends well without a word on stderr, and return what it prints."""
@@ -54,16 +52,14 @@ class Commands:
             check=False,
         )
 
-    def start(
-        self, *arguments: str, folder: Path, module: str = "autotune"
-    ) -> "subprocess.Popen[bytes]":
+    def start(self, *arguments: str, folder: Path) -> "subprocess.Popen[bytes]":
         """Output goes to out.txt and err.txt.
 
         A process group of its own, for signals as Ctrl-C in a terminal sends them.
         """
         with (folder / "out.txt").open("wb") as out, (folder / "err.txt").open("wb") as err:
             return subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
+                [sys.executable, "-m", "autotune", *arguments],
                 cwd=folder,
                 env=self.environment,
                 stdout=out,

@@ -78,7 +78,7 @@ class Whole:
 @pytest.fixture(scope="module")
 def compared(commands: Any, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     folder = tmp_path_factory.mktemp("compared")
-    return Whole(folder, commands.run(*_COMMAND, folder=folder, module="autotune.compare"))
+    return Whole(folder, commands.run("compare", *_COMMAND, folder=folder))
 
 
 def test_a_comparison_prints_its_runs_in_turns_and_a_verdict(compared: Whole) -> None:
@@ -267,7 +267,7 @@ def test_a_side_that_dies_never_reached_and_keeps_what_it_had_evaluated(
         *sides,
         "study.name=dies",
     )
-    ended = commands.run(*command, folder=tmp_path, module="autotune.compare")
+    ended = commands.run("compare", *command, folder=tmp_path)
     assert ended.returncode == 3, ended.stderr
     assert "b never reached the target" in ended.stdout
     found = json.loads((tmp_path / "outputs/dies/compare.json").read_text())
@@ -295,7 +295,7 @@ def test_a_comparison_that_was_killed_or_interrupted_continues_where_it_stopped(
     for number in (signal.SIGINT, signal.SIGKILL, signal.SIGINT):
         num_before = len(runs())
         is_first = not begun.is_file()  # ended before its first run has
-        process = commands.start(*command, folder=tmp_path, module="autotune.compare")
+        process = commands.start("compare", *command, folder=tmp_path)
         wait_until(
             lambda first=is_first, n=num_before: begun.is_file() and (first or len(runs()) > n),
             process=process,

@@ -251,12 +251,12 @@ def test_an_export_does_not_replace_another(study: Whole, exported: str, command
     )
     path.write_text("# mine\n")
     refused = commands.run(
+        "export",
         "study=whole",
         "as=found",
         "--config-dir",
         exported,
         folder=study.working_folder,
-        module="autotune.export",
     )
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1

@@ -415,7 +415,7 @@ def test_mistakes_are_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFix
     for arguments, told in (
         (["study=none"], "study=none: no such study"),
         (["study=empty"], "the study has not ended"),
-        (["study=broken"], "broken/summary.json: cannot be read: Expecting"),
+        (["study=broken"], "broken/summary.json: cannot be read: JSONDecodeError: Expecting"),
         (["study=cut"], "study=cut: cannot be read"),
         ([], "study: missing"),
         (["study=one", "what=1"], "what: no such key"),

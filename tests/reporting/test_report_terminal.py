@@ -52,7 +52,7 @@ CHOSEN = ConfigurationScores(
 )
 OTHER = ConfigurationScores(label="trial 9", runs=[RunScore(14.0, reached=True)])
 DOUBLED = Ratio(ratio=2.0, low=1.8, high=2.2, num_pairs=2)
-COMMAND = "python -m autotune.train experiment=cnn 'model.widths=[64,128]' " + "x" * 200
+COMMAND = "python -m autotune train experiment=cnn 'model.widths=[64,128]' " + "x" * 200
 
 
 def finished(

@@ -157,8 +157,8 @@ def test_a_server_that_is_away_for_a_while_gets_every_run_at_the_end(
     end(tracker)
     assert sorted(told(path)[:-1]) == sorted(f"finish trial-{number}" for number in range(20))
     assert said == [
-        "Refusing does not take what it is told (the server is away); the study continues, and"
-        " it is tried again"
+        "Refusing does not take what it is told (the server is away and more); the study"
+        " continues, and it is tried again"
     ]
     assert tracker.is_complete
 
