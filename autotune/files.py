@@ -1,12 +1,10 @@
-"""The files that autotune writes: each whole or not at all, never through a symbolic link, and with
-the number of its format.
+"""The files that autotune writes: each whole or not at all, and with the number of its format.
 
 Everything that autotune writes goes through this module; ``tests/test_written_files.py`` walks the
 source and says so where it does not.
 """
 
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,38 +32,34 @@ class StudyFile(NamedTuple):
     """A file or a folder that autotune keeps in the folder of a study or a comparison."""
 
     name: str
-    way: str
-    """How it is written: ``appended`` to, or only ``replaced``, which a file's link survives; or
-    ``folder``, for one of autotune's own files, or ``runs``, for what the user's code leaves, which
-    may be a link to another disk."""
     is_result: bool = False
     """Whether it holds what trials gave, so that it is never written over by another study."""
 
 
 STUDY_FILES = (
-    StudyFile("best.json", "replaced", True),  # every confirmation run, speed-up, candidates
-    StudyFile("summary.json", "replaced", True),  # the same, also where nothing was confirmed
-    StudyFile("best.yaml", "replaced", True),  # the winner as an experiment
-    StudyFile("best_arguments.yaml", "replaced", True),  # the winner's arguments of a function
-    StudyFile("trials.csv", "appended", True),  # a row a trial
-    StudyFile("pareto_front.csv", "replaced", True),  # the trials that none is better than in all
-    StudyFile("recording", "folder", True),  # all learning curves
-    StudyFile("report.html", "replaced", True),  # all of it on a page
-    StudyFile("best.safetensors", "replaced"),  # the winner's weights
-    StudyFile("figures", "folder"),  # the report's charts, a page each
-    StudyFile("trace.csv", "appended"),  # which worker trained which trial, and when
-    StudyFile("study.log", "appended"),  # Optuna's journal
-    StudyFile("machine.yaml", "replaced"),  # the machine
-    StudyFile("autotune.log", "appended"),  # what libraries logged
-    StudyFile("compare.json", "replaced"),  # a comparison's runs and ratios
-    StudyFile("runs.csv", "replaced"),  # a row a run of a comparison
-    StudyFile("trials", "runs"),  # what each run of the user's code wrote and printed
-    StudyFile("mlflow", "folder"),  # what runs logged to MLflow, until the tracker has it
-    StudyFile(STATES_FOLDER, "folder"),  # states of runs that have not ended
-    StudyFile("compiled", "folder"),  # what confirmation compiles anew, while it runs
-    StudyFile(".weights", "folder"),  # weights of candidates
-    StudyFile(".ray", "folder"),  # what Ray cannot do without, during the search
-    StudyFile(".lock", "appended"),  # locked by the process that runs the study
+    StudyFile("best.json", True),  # every confirmation run, speed-up, candidates
+    StudyFile("summary.json", True),  # the same, also where nothing was confirmed
+    StudyFile("best.yaml", True),  # the winner as an experiment
+    StudyFile("best_arguments.yaml", True),  # the winner's arguments of a function
+    StudyFile("trials.csv", True),  # a row a trial
+    StudyFile("pareto_front.csv", True),  # the trials that none is better than in all
+    StudyFile("recording", True),  # all learning curves
+    StudyFile("report.html", True),  # all of it on a page
+    StudyFile("best.safetensors"),  # the winner's weights
+    StudyFile("figures"),  # the report's charts, a page each
+    StudyFile("trace.csv"),  # which worker trained which trial, and when
+    StudyFile("study.log"),  # Optuna's journal
+    StudyFile("machine.yaml"),  # the machine
+    StudyFile("autotune.log"),  # what libraries logged
+    StudyFile("compare.json"),  # a comparison's runs and ratios
+    StudyFile("runs.csv"),  # a row a run of a comparison
+    StudyFile("trials"),  # what each run of the user's code wrote and printed
+    StudyFile("mlflow"),  # what runs logged to MLflow, until the tracker has it
+    StudyFile(STATES_FOLDER),  # states of runs that have not ended
+    StudyFile("compiled"),  # what confirmation compiles anew, while it runs
+    StudyFile(".weights"),  # weights of candidates
+    StudyFile(".ray"),  # what Ray cannot do without, during the search
+    StudyFile(".lock"),  # locked by the process that runs the study
 )
 
 
@@ -103,19 +97,11 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     part = path.with_name(f".{path.name}.part")
     try:
-        with suppress(FileNotFoundError):
-            part.unlink()  # that of a process that was killed
-        descriptor = os.open(
-            part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
-        )
-        try:
+        part.unlink(missing_ok=True)  # that of a process that was killed
+        with part.open("xb") as file:
             yield part
-            os.fsync(descriptor)
-            if not os.path.samestat(os.fstat(descriptor), part.lstat()):
-                raise FileExistsError("another process writes it too")
-            part.replace(path)
-        finally:
-            os.close(descriptor)
+            os.fsync(file.fileno())
+        part.replace(path)
         _flush_names(path.parent)
     except BaseException as error:
         with suppress(OSError):
@@ -140,9 +126,12 @@ def appending(path: Path) -> TextIO:
     they are.
 
     Raises:
-        FileError: the file cannot be opened, or is a symbolic link or no file; names it.
+        FileError: the file cannot be opened; names it.
     """
-    return os.fdopen(_opened(path, os.O_WRONLY | os.O_APPEND), "a", newline="", encoding="utf-8")
+    try:
+        return path.open("a", newline="", encoding="utf-8")
+    except OSError as error:
+        raise _cannot_be_written(path, error) from error
 
 
 def make_folder(path: Path) -> Path:
@@ -158,46 +147,20 @@ def make_folder(path: Path) -> Path:
     return path
 
 
-def check_kind(path: Path, *, is_folder: bool, may_be_link: bool = False) -> None:
-    """Check that what is at a path, if anything, is a folder or a file, as it should be.
-
-    Args:
-        may_be_link: accept a symbolic link, as where a file is replaced.
-
-    Raises:
-        FileError: it is of another kind, such as a symbolic link; names both.
-    """
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise _cannot_be_written(path, error) from error
-    kind = _KINDS.get(stat.S_IFMT(mode), "a device")
-    wanted = "a folder" if is_folder else "a file"
-    if kind != wanted and not (may_be_link and stat.S_ISLNK(mode)):
-        raise FileError(f"{path}: found {kind}, must be {wanted}, or nothing there")
-
-
 def drop_middle(path: Path, *, num_first: int, num_last: int) -> None:
     """Cut the middle out of a file that others append to; what is written meanwhile may be lost.
 
     Args:
         num_first: bytes to keep of the file's begin.
         num_last: bytes to keep of its end.
-
-    Raises:
-        FileError: the file cannot be opened, or is a symbolic link or no file; names it.
     """
-    descriptor = _opened(path, os.O_RDWR | os.O_APPEND)
-    try:
-        num_dropped = os.fstat(descriptor).st_size - num_first - num_last
+    with path.open("ab+") as file:
+        num_dropped = path.stat().st_size - num_first - num_last
         if num_dropped > 0:
-            last = os.pread(descriptor, num_last, num_first + num_dropped)
-            os.ftruncate(descriptor, num_first)
-            os.write(descriptor, b"\n[autotune left out what was here]\n" + last)
-    finally:
-        os.close(descriptor)
+            file.seek(num_first + num_dropped)
+            last = file.read(num_last)
+            file.truncate(num_first)
+            file.write(b"\n[autotune left out what was here]\n" + last)
 
 
 def check_writable(folder: Path) -> None:
@@ -212,31 +175,6 @@ def check_writable(folder: Path) -> None:
         probe.unlink(missing_ok=True)
     except FileError as error:
         raise FileError(str(error).replace(str(probe), str(folder), 1)) from error
-
-
-_KINDS = {
-    stat.S_IFREG: "a file",
-    stat.S_IFDIR: "a folder",
-    stat.S_IFLNK: "a symbolic link",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-}
-
-
-def _opened(path: Path, flags: int) -> int:
-    """A file's descriptor; a pipe without a reader is refused, not waited for."""
-    try:
-        descriptor = os.open(
-            path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666
-        )
-    except OSError as error:
-        check_kind(path, is_folder=False)
-        raise _cannot_be_written(path, error) from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        check_kind(path, is_folder=False)
-        raise FileError(f"{path}: is no file")
-    return descriptor
 
 
 def _flush_names(folder: Path) -> None:

@@ -1,7 +1,6 @@
-"""Files written whole or not at all, never through a link, and with the number of their format."""
+"""Files written whole or not at all, and with the number of their format."""
 
 import errno
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from autotune.files import (
     FORMAT,
     appending,
     check_format,
+    drop_middle,
     replace_file,
     replacing,
 )
@@ -57,39 +57,18 @@ def test_a_link_in_a_files_place_is_replaced_and_not_followed(tmp_path: Path) ->
     assert not path.is_symlink()
 
 
-def test_a_part_that_another_process_replaced_meanwhile_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "best.yaml"
-
-    def write() -> None:
-        with replacing(path) as part:
-            part.unlink()
-            part.symlink_to("/etc/passwd")
-
-    with pytest.raises(
-        FileError, match=r"best\.yaml: cannot be written: another process writes it too"
-    ):
-        write()
-    assert list(tmp_path.iterdir()) == []
+def test_what_cannot_be_appended_to_is_named_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=rf"^{tmp_path}: cannot be written: Is a directory$"):
+        appending(tmp_path)
 
 
-def test_what_is_appended_to_or_locked_is_a_file_and_no_link_or_pipe(tmp_path: Path) -> None:
-    victim, path = tmp_path / "victim", tmp_path / "autotune.log"
-    victim.write_text("precious")
-    path.symlink_to(victim)
-    with pytest.raises(
-        FileError,
-        match=r"autotune\.log: found a symbolic link, must be a file, or nothing there$",
-    ):
-        appending(path)
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(FileError, match="found a pipe, must be a file"):
-        appending(path)
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(FileError, match="found a folder, must be a file"):
-        appending(path)
-    assert victim.read_text() == "precious"
+def test_the_middle_of_a_file_is_cut_out_and_the_rest_still_appended_to(tmp_path: Path) -> None:
+    path = tmp_path / "output.txt"
+    path.write_bytes(b"first" + b"." * 100 + b"last")
+    with appending(path) as file:
+        drop_middle(path, num_first=5, num_last=4)
+        file.write("more")
+    assert path.read_text() == "first\n[autotune left out what was here]\nlastmore"
 
 
 @pytest.mark.parametrize(

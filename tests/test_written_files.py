@@ -1,6 +1,4 @@
-"""All that autotune writes goes through ``autotune.files``: whole or not at all, and never
-through a symbolic link.
-"""
+"""All that autotune writes goes through ``autotune.files``: whole or not at all."""
 
 import ast
 from collections.abc import Iterator
@@ -33,12 +31,9 @@ OF_MODULES = {
 EXCEPTIONS = {
     "autotune/train.py": "a temporary folder for a checkpoint that is kept at a URL",
     "autotune/files.py": "it is the fence",
-    "autotune/search/storage.py": (
-        "what a killed process left of a last line is cut off; links are refused before"
-    ),
+    "autotune/search/storage.py": ("what a killed process left of a last line is cut off"),
     "autotune/execution/exported.py": "a temporary folder that Hydra reads",
     "autotune/training/profiling.py": "a new folder that torch's profiler writes to",
-    "autotune/execution/local_ray.py": "a lock in a folder of Ray's own",
 }
 
 

@@ -32,7 +32,7 @@ from autotune.config.overrides import as_configured, parse_override
 from autotune.config.schema import STUDY_KEYS, Config, TrialConfig, value_at
 from autotune.errors import ConfigError, InvalidTrialError
 from autotune.redaction import MARK, without_secrets_in
-from autotune.remote import refuse_url, user_path
+from autotune.remote import refuse_url
 from autotune.space import Suggestion, override_text
 from autotune.yaml_files import yaml_text
 
@@ -288,8 +288,6 @@ class Composer:
         except OmegaConfBaseException as error:
             raise ConfigError(value_message(error)) from error
         check_target_names(plain, self.allowed_targets)
-        if not any(override.key_or_group == "search_space" for override in self._parsed):
-            _check_space_paths(plain["search_space"])
         refuse_url(plain["study"]["folder"], "study.folder")
         self._name_checkpoint(plain["technique"], Path(plain["study"]["folder"]))
         return Composed(plain, choices)
@@ -386,18 +384,6 @@ def _without_keys_off(values: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in kept.items()
         if value is not None and value is not False and value != {}
     }
-
-
-def _check_space_paths(entries: Sequence[Any]) -> None:
-    """Refuse files of a search space that an experiment names outside of the working folder and
-    its own folders.
-    """
-    for entry in entries:
-        if isinstance(entry, str) and (user_path(entry).is_absolute() or ".." in Path(entry).parts):
-            raise ConfigError(
-                f"search_space: {entry}: an experiment's file may name a path from here or"
-                " --config-dir, without ..; the command line any"
-            )
 
 
 def _allowed_targets(overrides: Sequence[Override]) -> tuple[str, ...]:

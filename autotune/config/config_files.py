@@ -52,18 +52,6 @@ _COMMAND_LINE_ONLY: Mapping[str, Any] = {
 """Keys that say where files are written or who is sent what, with their defaults: the files of
 an experiment cannot set them."""
 
-_GONE = {
-    "search.stop_when_not_worth": "search.expected_trainings=N by itself ends such a search",
-    "cluster.keep_cpus_awake": "no process keeps CPUs awake",
-    "data.max_bytes": "data files may have any size",
-    "data.max_columns": "data files may have any size",
-    "reuse_process": "each trial has a process of its own",
-    "training._reuse_process_": "each trial has a process of its own",
-    "notify": (
-        "send the message from what starts the study, by its exit code and the study's summary.json"
-    ),
-}
-"""Keys of the version before, and what took their place."""
 _BARE = "_bare_"
 """Name of an option without any key."""
 _INTERPOLATION = re.compile(r"\$\{[\w.\[\]/-]+\}")
@@ -406,8 +394,6 @@ def unknown_key_message(key: str, known: Sequence[str]) -> str:
     Args:
         known: the keys of the configuration.
     """
-    if key in _GONE:
-        return f"{key}: there is no such key any more; {_GONE[key]}"
     parent = key.rpartition(".")[0]
     is_argument = f"{parent}._target_" in known
     siblings = [name for name in known if name.startswith(f"{parent}.")] if is_argument else known

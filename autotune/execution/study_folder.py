@@ -10,14 +10,7 @@ from pathlib import Path
 
 from autotune.errors import FileError, StudyError
 from autotune.execution import task
-from autotune.files import (
-    STATES_FOLDER,
-    STUDY_FILES,
-    appending,
-    check_kind,
-    check_writable,
-    make_folder,
-)
+from autotune.files import appending, check_writable, make_folder
 from autotune.redaction import LogFormatter
 from autotune.tracking.writer import ShownWarnings
 
@@ -35,7 +28,6 @@ def sole_user(folder: Path) -> Iterator[None]:
     """
     with _refused_as_study():
         make_folder(folder)
-        _check_kinds(folder)
         file = appending(folder / ".lock")
     with file:
         try:
@@ -62,24 +54,6 @@ def _refused_as_study() -> Iterator[None]:
         yield
     except FileError as error:
         raise StudyError(f"study.folder: {error}") from error
-
-
-def _check_kinds(folder: Path) -> None:
-    """Check that all that autotune keeps in a folder is a file or a folder where it should be, and
-    that no link leads elsewhere.
-
-    Raises:
-        FileError: something else is in the place of a file or a folder; names it, and what was
-            found.
-    """
-    for file in STUDY_FILES:
-        check_kind(
-            folder / file.name,
-            is_folder=file.way in ("folder", "runs"),
-            may_be_link=file.way in ("replaced", "runs"),
-        )
-    for state in (folder / STATES_FOLDER).glob("*-*"):
-        check_kind(state, is_folder=True)
 
 
 def _delete_hang_files(folder: Path) -> None:

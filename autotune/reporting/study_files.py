@@ -24,7 +24,6 @@ from autotune.files import (
     FORMAT_KEY,
     appending,
     check_format,
-    check_kind,
     replace_file,
     replacing,
 )
@@ -196,7 +195,6 @@ def read_summary(path: Path) -> dict[str, Any]:
     Raises:
         DataError: the file is not what a study writes, or a newer autotune wrote it.
     """
-    check_kind(path, is_folder=False, may_be_link=True)
     if not path.is_file():
         return {}
     with explained(f"{path}: cannot be read"):

@@ -205,7 +205,6 @@ def test_a_point_that_no_training_can_run_is_an_invalid_trial(
             " +search.sampler.num_candidates=VALUE adds an argument",
         ),
         ("optimizer.momentums=1", "optimizer.momentums: no such key (did you mean optimizer.mom"),
-        ("notify=x", "notify: there is no such key any more; send the message from what starts"),
         ("+epocs=3", "epocs: Key 'epocs' not in 'Config'"),
         ("epochs=many", "epochs: Value 'many' of type 'str' could not be converted to Float"),
         ("batch_size=1.5", "batch_size: Value '1.5' of type 'float' could not be converted to I"),

@@ -55,10 +55,6 @@ _SMALL_SPACE = "search_space=[{batch_size:[32,64]}]"
             ],
         ),
         ("cluster.address=somewhere", ["cluster.address: found 'somewhere'", "HOST:PORT"]),
-        (
-            "notify=https://hooks.example.org/x",
-            ["notify: there is no such key any more; send the message from what starts the study"],
-        ),
         ("study.name=../elsewhere", ["study.name: found '../elsewhere'"]),
         ("search_space=[]", ["search_space: the experiment has none"]),
         ("optimizer.lr=interval(1,0.1)", ["optimizer.lr", "1", "0.1"]),

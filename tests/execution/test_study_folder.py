@@ -1,5 +1,5 @@
-"""A folder that something else is in the place of a study's files: refused in one line before
-anything is trained.
+"""A study's folder that is in use or cannot be written is refused in one line, before anything is
+trained.
 """
 
 import errno
@@ -14,7 +14,6 @@ import pytest
 from autotune.errors import AutotuneError, StudyError
 from autotune.execution.study_folder import log_file, sole_user
 from autotune.execution.task import warn_once
-from autotune.files import STUDY_FILES
 from tests.execution.conftest import fill
 
 
@@ -27,54 +26,6 @@ def _refused(folder: Path) -> str:
         use()
     assert "\n" not in str(refused.value)
     return str(refused.value).replace(str(folder), "whole")
-
-
-def _written(*ways: str) -> list[str]:
-    return [file.name for file in STUDY_FILES if file.way in ways]
-
-
-@pytest.mark.parametrize("name", _written("appended", "replaced"))
-def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).mkdir()
-    assert (
-        _refused(tmp_path)
-        == f"study.folder: whole/{name}: found a folder, must be a file, or nothing there"
-    )
-
-
-@pytest.mark.parametrize("name", _written("folder"))
-def test_a_file_or_a_link_in_the_place_of_a_folder_is_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text("")
-    assert (
-        _refused(tmp_path)
-        == f"study.folder: whole/{name}: found a file, must be a folder, or nothing there"
-    )
-    (tmp_path / name).unlink()
-    (tmp_path / name).symlink_to("/etc")
-    assert (
-        _refused(tmp_path)
-        == f"study.folder: whole/{name}: found a symbolic link, must be a folder, or nothing"
-        " there"
-    )
-
-
-def test_what_is_replaced_and_what_runs_leave_may_be_a_link(tmp_path: Path) -> None:
-    for name in _written("replaced", "runs"):
-        (tmp_path / name).symlink_to("/etc")
-    with sole_user(tmp_path):
-        pass
-
-
-@pytest.mark.parametrize("name", [*_written("appended"), "states/trial-3"])
-def test_a_link_where_autotune_appends_leads_nowhere(tmp_path: Path, name: str) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
-    (tmp_path / "states").mkdir()
-    (tmp_path / name).symlink_to(victim)
-    assert f"whole/{name}: found a symbolic link, must be a fo" in _refused(tmp_path).replace(
-        "a file", "a fo"
-    )
-    assert victim.read_text() == "precious"
 
 
 @pytest.mark.parametrize(
