@@ -374,7 +374,7 @@ def test_a_script_that_handles_sigterm_is_paused_by_it(
         begun = curve(2)
         assert begun == [(1, 0.25), (2, 0.5)]
     if is_saved:
-        state = read_state(paused / "1")
+        state = read_state(max(paused.iterdir(), key=lambda path: int(path.name)))
         # what still ends after it has saved does not train
         saved = PhaseClock()
         saved.restore(state["clock"])
@@ -387,6 +387,25 @@ def test_a_script_that_handles_sigterm_is_paused_by_it(
         assert next(evaluations).epoch == 1
         assert not is_pausable()
         evaluations.close()
+
+
+def test_what_a_script_saves_where_it_is_ended_lacks_no_evaluation(
+    own: MakeConfig, tmp_path: Path
+) -> None:
+    config = own(
+        HANDLING.replace("HANDLER", "(state.write_text(str(epoch)), sys.exit())"),
+        command="python {file} --by {by} --to {trial_folder}",
+    )
+    folder, paused = make_folder(tmp_path / "trials" / "trial-3"), make_folder(tmp_path / "paused")
+    for num_epochs in (2, 4):
+        states = TrainingStates(paused / "trial-3", every_seconds=0.0)
+        with (
+            in_trial(TrialInfo(number=3, name="trial-3", folder=folder, seed=7)),
+            contextlib.closing(start_training(config, states=states)) as training,
+        ):
+            while states.curve.last is None or states.curve.last.epoch < num_epochs:
+                next(training)
+        assert [each.epoch for each in states.curve.numbered.values()] == [1, 2, 3, 4][:num_epochs]
 
 
 def test_a_script_that_dies_while_it_saves_is_not_waited_for(

@@ -53,7 +53,6 @@ COMMANDS = {
     "diagnose": ("autotune.diagnose", "say what this machine is, gives and cannot run"),
     "export": ("autotune.export", "write what a study found as an experiment"),
     "report": ("autotune.export", "write the HTML report of a study"),
-    "record": ("autotune.tune_study", "--push: write what a study's tracker lacks of it"),
 }
 """Module and purpose of each command, by name; the module's function ``NAME_command`` takes the
 arguments and returns the exit code."""
@@ -198,7 +197,10 @@ def run_main(command: Callable[[Sequence[str]], int]) -> NoReturn:
         if number is not signal.SIGINT:
             signal.signal(number, end)
     sys.unraisablehook = _interrupt_again
-    sys.exit(run_command(command, sys.argv[1:]))
+    exit_code = run_command(command, sys.argv[1:])
+    for number in ending_signals():  # all is done, and the exit code says how
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(exit_code)
 
 
 def _interrupt_again(unraisable: "sys.UnraisableHookArgs") -> None:

@@ -149,7 +149,8 @@ def private_folder() -> Path:
         Path(parent).mkdir(parents=True, exist_ok=True)
         if len(os.fsencode(parent)) > _MAX_FOLDER_BYTES:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-        _delete_abandoned(Path(parent))
+        for folder in {parent, tempfile.gettempdir()}:
+            _delete_abandoned(Path(folder))
         return Path(tempfile.mkdtemp(prefix="autotune-", dir=parent))
     except OSError as error:
         raise ClusterError(
