@@ -32,12 +32,9 @@ _FEWEST_WAITED_SECONDS = 0.05
 """Waiting time that is never flagged: the kernel counts CPU time in hundredths of a second, too
 coarse to tell less than this."""
 
-MAX_RETAKES = 2
-"""Maximum number of times that a training is repeated because of contention; after that its time
-is kept, and marked."""
 MAX_RETAKEN_SECONDS = 300.0
 """Train seconds from which on a training is marked at once, and never repeated: of a time that is a
-few per cent too long, most is still known, and ``MAX_RETAKES`` repeats cost twice as much again."""
+few per cent too long, most is still known, and each repeat costs as much again."""
 
 
 @dataclass(frozen=True, kw_only=True)

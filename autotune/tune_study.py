@@ -20,7 +20,6 @@ from autotune.config.command_line import (
     print_config,
 )
 from autotune.config.experiments import options_help, require_experiment
-from autotune.errors import ConfigError
 from autotune.session import refuse_within_training
 
 _PURPOSE = (
@@ -54,34 +53,9 @@ keys that people change most:
 """
 
 
-_PUSH_PURPOSE = (
-    "Write what a study's tracker lacks of it, such as runs that ended while MLflow was away, and"
-    " train nothing. The other arguments are those of the study."
-)
-
-
-def record_command(arguments: Sequence[str]) -> int:
-    """Run ``autotune record --push`` with a study's own arguments and return the exit code.
-
-    Raises:
-        ConfigError: ``--push`` or the study is missing.
-    """
-    others = [argument for argument in arguments if argument != "--push"]
-    if len(others) == len(arguments):
-        takes = "--push experiment=NAME study.name=NAME"
-        parse_command_line("autotune record", _PUSH_PURPOSE, "", arguments, takes=takes)
-        raise ConfigError(f"autotune record: --push is missing; use autotune record {takes}")
-    return tune_command(others, trains=False)
-
-
-def tune_command(
-    arguments: Sequence[str], *, console: Console | None = None, trains: bool = True
-) -> int:
+def tune_command(arguments: Sequence[str], *, console: Console | None = None) -> int:
     """Run ``autotune`` with command-line arguments, print to ``console`` or else to stdout, and
     return the exit code.
-
-    Without ``trains`` nothing is trained: the tracker of the study, which must exist, is given what
-    is missing.
     """
     flags = itertools.pairwise(arguments)
     config_dirs = [folder for flag, folder in flags if flag in ("--config-dir", "-cd")]
@@ -106,8 +80,8 @@ def tune_command(
     )
 
     config, console = composed.config, console or Console()
-    is_local, trains_now = config.cluster.is_local, trains and not config.dry_run
-    with started_launcher(config.cluster, is_wanted=trains_now) as launcher:
+    trains = not config.dry_run
+    with started_launcher(config.cluster, is_wanted=trains) as launcher:
         from autotune.execution.live_study import say  # noqa: PLC0415
         from autotune.execution.plan import check_plan, describe_plan, plan_study  # noqa: PLC0415
         from autotune.execution.run_study import run_study  # noqa: PLC0415
@@ -122,12 +96,10 @@ def tune_command(
                 code_folders=code_folders,
                 command=arguments,
             )
-            if not trains and not plan.folder.exists():
-                raise ConfigError(f"study.name={plan.name}: no such study in {config.study.folder}")
-            if trains_now:
+            if trains:
                 train_missing_sources(composer, partial(say, console))
             # on a remote cluster, this machine need not have the data set
-            if trains and is_local and not composer.missing_sources:
+            if config.cluster.is_local and not composer.missing_sources:
                 with calling(launcher) as call_there:
                     check_plan(plan, partial(call_there, CHECK_TRAINING))
         if config.dry_run:
@@ -135,6 +107,4 @@ def tune_command(
                 say(console, text)
             return 0
         with contextlib.closing(RaySession(config.cluster, launcher)) as connection:
-            return run_study(
-                plan, console=console, connection=connection, launcher=launcher, trains=trains
-            )
+            return run_study(plan, console=console, connection=connection, launcher=launcher)

@@ -230,7 +230,7 @@ def opened(
             plan.trial.allowed_targets,
             make_info=partial(_tracker_info, plan, launcher, is_resumed=is_resumed),
             ended=partial(_ended_runs, plan, study, policy),
-            rest_command=plan.command_line(["record", "--push"]),
+            rest_command=plan.resume_command(),
             say=partial(say, console),
         )
         live = LiveStudy(

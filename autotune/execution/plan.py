@@ -216,7 +216,7 @@ class TrainingPlan:
         """Command line that resumes the study or comparison, without passwords.
 
         Args:
-            subcommand: what comes before its arguments, such as ``record --push`` or ``compare``.
+            subcommand: what comes before its arguments, such as ``compare``.
             replaced: values of keys that the command line sets anew.
         """
         values = {"study.name": self.name, **(replaced or {})}

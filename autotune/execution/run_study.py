@@ -12,7 +12,6 @@ from contextlib import ExitStack
 
 from rich.console import Console
 
-from autotune.config.command_line import EXIT_WORKER_ERROR
 from autotune.confirm.confirmation import Confirmation, conclude, confirmation_seed
 from autotune.confirm.race import RaceState
 from autotune.confirm.turns import Turns, compiled_anew, num_side_by_side, quiet
@@ -21,7 +20,7 @@ from autotune.execution.conclusion import conclude_study, import_for_conclusion
 from autotune.execution.devices import Devices
 from autotune.execution.exported import keep_first_weights, run_weights_path
 from autotune.execution.launcher import Launcher
-from autotune.execution.live_study import LiveStudy, opened, say, say_interrupted
+from autotune.execution.live_study import LiveStudy, opened, say_interrupted
 from autotune.execution.plan import StudyPlan
 from autotune.execution.task import TrialTask
 from autotune.execution.trial_manager import TrialManager
@@ -34,7 +33,6 @@ from autotune.reporting.study_files import StudyTables
 from autotune.search.outlook import NUM_AHEAD
 from autotune.search.points import num_points
 from autotune.search.study import confirmations, store_confirmation
-from autotune.tracking.tracker import StudyEnd
 
 
 def run_study(
@@ -43,19 +41,15 @@ def run_study(
     console: Console,
     connection: RaySession,
     launcher: Launcher | None = None,
-    trains: bool = True,
 ) -> int:
     """Run a planned study, or resume it where an earlier process stopped.
 
     Args:
         connection: connection to Ray; closed as soon as no worker is needed any more.
         launcher: the driver's own launcher, for trials and confirmation runs on this machine.
-        trains: whether anything is trained; if not, the tracker is only given what it lacks of the
-            study.
 
     Returns:
-        The exit code: 0 finished, 3 nothing reached the target, 130 interrupted; 1, without
-            ``trains``, if the tracker lacks something.
+        The exit code: 0 finished, 3 nothing reached the target, 130 interrupted.
 
     Raises:
         AutotuneError: the study cannot be run; the message is one line.
@@ -63,8 +57,6 @@ def run_study(
         ConfigError: a worker did not measure a quantity that the objective needs.
     """
     with opened(plan, console=console, connection=connection, launcher=launcher) as live:
-        if not trains:
-            return _push(live)
         try:
             confirmation = _search_and_confirm(live)
             if not live.interrupt.is_set():
@@ -74,24 +66,6 @@ def run_study(
             live.tracker.close_seconds = 1.0
         say_interrupted(console, plan)
         return live.interrupt.exit_code
-
-
-def _push(live: LiveStudy) -> int:
-    """Give the tracker what it lacks of a study, conclude the study again if it has ended, and
-    return the exit code.
-    """
-    live.tracker.wait()
-    if live.is_work_left:
-        live.tracker.close(StudyEnd(status="KILLED"))
-    else:
-        conclude_study(live, _conclude_stored(live))
-    if not live.tracker.is_complete:
-        return EXIT_WORKER_ERROR
-    say(
-        live.console,
-        f"{live.tracker.name} holds all runs of study {live.plan.name} that have ended",
-    )
-    return 0
 
 
 def _search_and_confirm(live: LiveStudy) -> Confirmation | None:

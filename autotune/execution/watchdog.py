@@ -9,9 +9,8 @@ It wakes ten times a second. If it wakes long after it was due, and the kernel s
 ran nor waited for a CPU meanwhile, the whole process was stopped: the deadline moves by that time,
 so that no trial counts as hung because someone else stopped it. (A thread that cannot get Python's
 lock wakes every few milliseconds to try again, and one that the kernel does not let run is counted
-as waiting.) Twice a second it looks whether a process that the training has started is stopped: one
-that gathers batches, or a script that trains. Every two seconds it looks at the GPU. That the whole
-machine was suspended is told by the clock that goes on meanwhile.
+as waiting.) Every two seconds it looks at the GPU. That the whole machine was suspended is told by
+the clock that goes on meanwhile.
 
 The watchdog ends a hung process, with the stack of every thread in its hang file. If even the
 watchdog cannot run, since compiled code keeps Python's lock for ever, ``faulthandler``'s own timer
@@ -39,8 +38,6 @@ _BEAT_SECONDS = 0.1
 _LOCK_SHARE = 1.25
 """Upper limit on the time between two wakes of a thread that waits for Python's lock, in units
 of Python's switch interval."""
-_LOOK_EVERY_SECONDS = 0.5
-"""Seconds between two looks at the processes that the training has started."""
 _CATCH_UP_SECONDS = 10.0
 """Longest wait for the watchdog thread after its process was stopped."""
 _SAMPLE_EVERY_SECONDS = 0.5
@@ -104,9 +101,6 @@ class Watchdog:
         self._stopped_seconds = 0.0
         self._due_at = math.inf
         """When the watchdog thread is to wake; infinite while it has nothing to watch."""
-        self._looked_at = 0.0
-        self._stopped_before: set[int] = set()
-        """Processes started by the training that were stopped when they were last looked at."""
         self._on_seconds = 0.0
         self._on_since = 0.0
         self._first: _Sample | None = None
@@ -235,7 +229,6 @@ class Watchdog:
         if self._is_on:
             self._on_seconds += now - self._on_since
         self._is_on, self._on_since = is_on, now
-        self._looked_at, self._stopped_before = now, set()
         if is_on:
             # the process may be stopped before the thread wakes
             self._due_at = min(self._due_at, now + _BEAT_SECONDS)
@@ -283,8 +276,6 @@ class Watchdog:
         self._due_at = now + _BEAT_SECONDS if self._is_on else math.inf
         if late >= MAX_STOPPED_SECONDS and before is not None and ran is not None:
             self._was_late(late, before, ran)
-        elif self._is_on:
-            self._look_at_descendants()
         if self._is_on and now >= self._ends_at:
             self._end_process()
         if self._is_on and now >= self._tell_at:
@@ -301,15 +292,6 @@ class Watchdog:
         stopped = late - ran - waited - _LOCK_SHARE * sys.getswitchinterval() * times
         if stopped >= MAX_STOPPED_SECONDS:
             self._was_stopped(stopped)
-
-    def _look_at_descendants(self) -> None:
-        now = time.monotonic()
-        if now - self._looked_at < _LOOK_EVERY_SECONDS:
-            return
-        stopped = {process for process in descendants(os.getpid()) if is_stopped(process)}
-        if stopped & self._stopped_before:
-            self._was_stopped(now - self._looked_at)
-        self._looked_at, self._stopped_before = now, stopped
 
     def _look_at_gpus(self) -> None:
         """Look at the GPU now; what is seen stands for the time since the look before."""
@@ -328,7 +310,6 @@ class Watchdog:
 
     def _was_stopped(self, seconds: float) -> None:
         self._stopped_seconds += seconds
-        self._looked_at, self._stopped_before = time.monotonic(), set()
         self._tell_at = 0.0
         self._move(self._deadline + seconds)
 
@@ -361,14 +342,6 @@ def _ran(thread: str) -> _Ran | None:
     except (OSError, ValueError):
         return None
     return _Ran(int(ran) / 1e9, int(waited) / 1e9, int(times))
-
-
-def is_stopped(process: int) -> bool:
-    """Whether a process stands still because of a signal (SIGSTOP) or a debugger."""
-    with contextlib.suppress(psutil.Error):  # it has ended
-        status = psutil.Process(process).status()
-        return status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-    return False
 
 
 def descendants(process: int) -> Iterator[int]:

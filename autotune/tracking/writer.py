@@ -56,7 +56,7 @@ class TrackerWriter:
         make_info: makes the facts on the study; called in the thread.
         ended: returns the runs that have ended; called when the writer is made and when it is
             closed.
-        rest_command: command line that writes what the tracker lacks; None if there is none.
+        rest_command: command line that writes what the tracker lacks.
         say: prints a line for the user; called from any thread.
 
     Raises:
@@ -70,7 +70,7 @@ class TrackerWriter:
         *,
         make_info: Callable[[], StudyInfo],
         ended: Callable[[], Sequence[FinishedRun]],
-        rest_command: str | None = None,
+        rest_command: str,
         say: Callable[[str], object] = lambda line: None,
     ) -> None:
         self.close_seconds = node.get("close_seconds", 300.0)
@@ -161,8 +161,9 @@ class TrackerWriter:
         if not self.is_complete:
             num_missing = len(self._missing(tracker))
             what = f"{num_missing:,} runs" if num_missing else "the study's own end"
-            rest = f"; what is missing is written by\n  {self._rest_command}"
-            self._say(f"{self.name} lacks {what}{rest if self._rest_command else ''}")
+            self._say(
+                f"{self.name} lacks {what}; what is missing is written by\n  {self._rest_command}"
+            )
 
     def close_if_open(self, *, is_interrupt: bool) -> None:
         """Close the tracker with status KILLED or FAILED, unless it is already closed or could

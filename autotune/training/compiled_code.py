@@ -156,7 +156,7 @@ def _files(graph: str, num_threads: int) -> Iterator[Callable[[Cost], Cost]]:
 def _root() -> Path | None:
     """Folder for the compiled code of all graphs.
 
-    None if it cannot be written or might hold code of someone else's.
+    None if it cannot be written.
     """
     # torch's compiler takes seconds to import
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # noqa: PLC0415
@@ -167,13 +167,12 @@ def _root() -> Path | None:
     folder = Path(chosen) if chosen else cache_folder() / "compiled"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status, fault = folder.stat(), None if os.access(folder, os.W_OK) else "cannot be written"
-        if not chosen and (status.st_uid != os.getuid() or status.st_mode & 0o022):
-            fault = "others may write it, and files there are run"
     except OSError as error:
         fault = f"cannot be made: {error.strerror or error}"
-    if fault is None:
-        return folder
+    else:
+        if os.access(folder, os.W_OK):
+            return folder
+        fault = "cannot be written"
     _log.warning("%s: %s; compiled code is not kept for later processes", folder, fault)
     return None
 

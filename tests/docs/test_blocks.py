@@ -98,8 +98,6 @@ def test_autotune_takes_every_command(
 ) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
-    if arguments[:2] == ("record", "--push"):  # it takes the arguments of the study itself
-        arguments = arguments[2:]
     if arguments == ("--help",):
         with pytest.raises(SystemExit) as ended:
             autotune_command(arguments)
@@ -119,7 +117,6 @@ def test_there_are_commands_of_every_kind() -> None:
         "profile",
         "diagnose",
         "export",
-        "record",
         "replay",
         "report",
     }

@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from autotune.execution.watchdog import is_stopped
 from tests.execution.conftest import Commands
 from tests.support.patience import exit_code, wait_until
 from tests.support.studies import rows_of
@@ -69,7 +69,8 @@ def _continue_stopped(folder: Path, phase: str) -> None:
             for note in _notes(folder)
             if (note["phase"], note["fate"]) == (phase, "is stopped")
         ]
-        return [note["process"] for note in notes if is_stopped(note["process"])]
+        processes = [note["process"] for note in notes]
+        return [each for each in processes if psutil.Process(each).status() == "stopped"]
 
     wait_until(lambda: bool(stopped()))
     (process,) = stopped()

@@ -76,7 +76,7 @@ def made(
         ("tests", __name__),
         make_info=lambda: make_info(path.parent),
         ended=lambda: ended,
-        rest_command="autotune record --push",
+        rest_command="autotune study.name=cnn-1",
         say=said.append,
     )
 
@@ -169,7 +169,7 @@ def test_what_a_tracker_never_took_is_told_with_the_command_that_writes_it(
     tracker = made("RefusingTracker", path, said, [make_run(number) for number in range(9)])
     end(tracker)
     assert said[1:] == [
-        "Refusing lacks 9 runs; what is missing is written by\n  autotune record --push"
+        "Refusing lacks 9 runs; what is missing is written by\n  autotune study.name=cnn-1"
     ]
     assert not tracker.is_complete
 
