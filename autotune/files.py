@@ -69,16 +69,10 @@ def check_format(found: Any, where: object) -> None:
     Raises:
         DataError: a newer autotune wrote the file, or ``found`` is no number of a format.
     """
-    if found is None:
-        return
-    if type(found) is not int or found < 1:
+    if found is not None and (type(found) is not int or not 1 <= found <= FORMAT):
         raise DataError(
-            f"{where}: {FORMAT_KEY}: found {str(found)[:80]!r}, must be a whole number from 1"
-            f" to {FORMAT}"
-        )
-    if found > FORMAT:
-        raise DataError(
-            f"{where}: has format {found}, this autotune reads up to {FORMAT}; update autotune"
+            f"{where}: {FORMAT_KEY}: found {str(found)[:80]!r}, this autotune reads 1 to {FORMAT};"
+            " update autotune if the number is higher"
         )
 
 

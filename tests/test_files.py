@@ -1,6 +1,7 @@
 """Files written whole or not at all, and with the number of their format."""
 
 import errno
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,16 +103,7 @@ def test_a_library_s_own_words_do_not_replace_the_system_s(tmp_path: Path) -> No
 def test_a_format_of_the_future_is_refused_and_one_without_number_is_the_first() -> None:
     for known in (None, 1, FORMAT):
         check_format(known, "study.yaml")
-    with pytest.raises(
-        DataError,
-        match=(
-            rf"^study\.yaml: has format {FORMAT + 1}, this autotune reads up to {FORMAT}; update"
-            r" autotune$"
-        ),
-    ):
-        check_format(FORMAT + 1, "study.yaml")
-    for wrong in (0, -1, True, 1.5, "1", [1], {}):
-        with pytest.raises(
-            DataError, match=r"^study\.yaml: format: found .*, must be a whole number from 1 to"
-        ):
+    for wrong in (FORMAT + 1, 0, -1, True, 1.5, "1", [1], {}):
+        said = f"study.yaml: format: found {str(wrong)!r}, this autotune reads 1 to {FORMAT}; upd"
+        with pytest.raises(DataError, match=f"^{re.escape(said)}"):
             check_format(wrong, "study.yaml")
