@@ -32,7 +32,6 @@ _DATABASE_PORTS = {
     "mysql": 3306,
     "mariadb": 3306,
     "mssql": 1433,
-    "oracle": 1521,
 }
 _pauses: list[Callable[[], AbstractContextManager[None]]] = []
 

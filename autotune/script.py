@@ -66,6 +66,7 @@ from autotune.session import (
     trial,
     world_size,
 )
+from autotune.training.main_thread import is_owner_gone
 
 if TYPE_CHECKING:
     from autotune.training.checkpoint import TrainingCheckpoint  # imports torch
@@ -558,12 +559,15 @@ class _Script:
         )
 
     def end(self) -> None:
-        """End a script that still runs, and the processes that it started."""
+        """End a script that still runs, and the processes that it started: by SIGTERM, unless
+        nobody is left to note what it would train until then, and save.
+        """
         if self._process.poll() is None:
-            running = self.running()
-            _each(running, psutil.Process.terminate)
-            _each(running, psutil.Process.resume)
-            _, alive = psutil.wait_procs(running, _END_SECONDS)
+            alive = self.running()
+            if not is_owner_gone():
+                _each(alive, psutil.Process.terminate)
+                _each(alive, psutil.Process.resume)
+                _, alive = psutil.wait_procs(alive, _END_SECONDS)
             _each(alive, psutil.Process.kill)
             psutil.wait_procs(alive, _END_SECONDS)  # the next trial needs what they hold
             self._process.wait()

@@ -12,7 +12,6 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
-import yaml
 from rich.console import Console
 
 from autotune.config.command_line import Interrupt, interruptible
@@ -33,16 +32,12 @@ from autotune.reporting.terminal import StudyDisplay
 from autotune.search.samplers import PausingSampler
 from autotune.search.scheduler import Scheduler
 from autotune.search.storage import DRIVER, sole_driver, told_storage_errors
-from autotune.search.study import (
-    RACE,
-    Study,
-    confirmations,
-    open_study,
-)
+from autotune.search.study import RACE, Study, confirmations, open_study
 from autotune.search.warm_start import first_points
 from autotune.space import Suggestion
 from autotune.tracking.tracker import FinishedRun, StudyInfo
 from autotune.tracking.writer import TrackerWriter
+from autotune.yaml_files import yaml_text
 
 logger = logging.getLogger(__name__)
 
@@ -214,14 +209,9 @@ def opened(
             storage failed within the context.
         ConfigError: the sampler, the storage or the tracker cannot be made.
     """
-    opened_folder = open_folder(
-        plan,
-        console=console,
-        connection=connection,
-        make_sampler=plan.sampler,
-        seed=plan.config.study.seed,
-    )
-    with opened_folder as (study, sampler, interrupt, is_resumed):
+    sampling = {"make_sampler": plan.sampler, "seed": plan.config.study.seed}
+    folder = open_folder(plan, console=console, connection=connection, **sampling)
+    with folder as (study, sampler, interrupt, is_resumed):
         if not study.metric_names:
             study.set_metric_names([plan.score_format.description])
         policy = _policy(plan, study, sampler)
@@ -390,7 +380,7 @@ def _tracker_info(plan: StudyPlan, launcher: Launcher | None, *, is_resumed: boo
     with calling(launcher) as call_there:
         facts = call_there("autotune.training.diagnosis:this_machine")
     machine = {FORMAT_KEY: FORMAT, **facts}
-    replace_file(plan.folder / "machine.yaml", yaml.safe_dump(machine, sort_keys=False))
+    replace_file(plan.folder / "machine.yaml", yaml_text(machine))
     return plan.tracker_info(
         "study",
         parameters=plan.space.keys,

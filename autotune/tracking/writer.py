@@ -71,7 +71,7 @@ class TrackerWriter:
         make_info: Callable[[], StudyInfo],
         ended: Callable[[], Sequence[FinishedRun]],
         rest_command: str,
-        say: Callable[[str], object] = lambda line: None,
+        say: Callable[[str], object],
     ) -> None:
         self.close_seconds = node.get("close_seconds", 300.0)
         """Longest time that ``close`` may wait."""

@@ -167,12 +167,11 @@ def _root() -> Path | None:
     folder = Path(chosen) if chosen else cache_folder() / "compiled"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        fault = f"cannot be made: {error.strerror or error}"
-    else:
         if os.access(folder, os.W_OK):
             return folder
         fault = "cannot be written"
+    except OSError as error:
+        fault = f"cannot be made: {error.strerror or error}"
     _log.warning("%s: %s; compiled code is not kept for later processes", folder, fault)
     return None
 

@@ -36,7 +36,8 @@ class MainThread:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._before: Any = signal.SIG_DFL
         """What handled SIGINT before."""
-        self._is_ending = False
+        self.is_ending = False
+        """Whether this process is about to end."""
         self._runs_function = False
 
     def run(self, work: Callable[..., T], *arguments: Any) -> T:
@@ -55,7 +56,7 @@ class MainThread:
         try:
             while (call := self._calls.get()) is not None:
                 call()
-                if self._is_ending:
+                if self.is_ending:
                     raise SystemExit(0)
             return result.result()
         finally:
@@ -72,7 +73,7 @@ class MainThread:
         """End this process: a training function within ``endable`` is raised ``TrainingEnded``, and
         may clean up; without one the process exits at once.
         """
-        self._is_ending = True
+        self.is_ending = True
         if not self._runs_function:
             os._exit(0)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # ends a sleep, too
@@ -88,7 +89,7 @@ class MainThread:
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGINT, unless the user's code sets a handler of its own."""
-        if not self._is_ending:
+        if not self.is_ending:
             if callable(self._before):
                 self._before(number, frame)
         elif self._runs_function:
@@ -97,6 +98,11 @@ class MainThread:
 
 _main: MainThread | None = None
 """The one that runs now."""
+
+
+def is_owner_gone() -> bool:
+    """Whether this process ends because whoever asked for its evaluations is gone."""
+    return _main is not None and _main.is_ending
 
 
 def in_main_thread(function: Callable[..., T], *arguments: Any) -> T:
