@@ -131,7 +131,8 @@ def test_trainings_that_are_stopped_and_killed_are_trained_again(
     assert (
         len(
             re.findall(
-                r"confirm-\d+-\d+: its process was stopped for [45].*; it is taken again", log
+                r"confirm-\d+-\d+: its process was stopped for [45].*; its configuration is tried",
+                log,
             )
         )
         == 1
