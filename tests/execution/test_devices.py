@@ -14,7 +14,7 @@ from autotune.failure import Failure, FailureKind
 from autotune.outcome import Outcome
 from autotune.policy import Decision
 from autotune.search.scheduler import Scheduler
-from autotune.search.study import finished_results, read_study
+from autotune.search.study import confirmations, finished_results, read_study
 from tests.execution.conftest import Commands
 from tests.execution.test_trial_manager import MakeTrials, begin, make_trials, report
 
@@ -282,16 +282,18 @@ def test_a_study_leaves_a_gpu_out_that_fails_and_trains_all_on_the_other(
         "search=random",
         "search.num_trials=8",
         "search.max_retakes=0",
-        "confirm=none",
+        "confirm=quick",
     ]
     ran = commands.python("driver.py", *arguments, folder=tmp_path)
     assert ran.returncode == 0, ran.stderr
-    results = finished_results(read_study("n", tmp_path / "outputs/n"))
+    study = read_study("n", tmp_path / "outputs/n")
+    results, runs = finished_results(study), confirmations(study)
     assert [result.outcome for result in results.values()] == [Outcome.REACHED] * 8
+    assert {run.outcome for run in runs.values()} == {Outcome.REACHED}
     failed_first = (tmp_path / "notes/0").read_text().split()
     trained = (tmp_path / "notes/1").read_text().split()
     assert len(failed_first) == 3
-    assert len(trained) == 8
+    assert len(trained) == 8 + len(runs), "confirmation runs leave it out, too"
     assert set(failed_first) <= set(trained), "they were tried again"
     [told] = [line for line in ran.stdout.splitlines() if "is left out" in line]
     assert told.startswith("GPU 0 of ")
