@@ -19,7 +19,7 @@ for each GPU, and flags nothing.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 MAX_STOPPED_SECONDS = 0.5
@@ -118,8 +118,7 @@ class Contention:
         """Restore a record from the mapping that ``dataclasses.asdict`` made of it, also after a
         pass through JSON.
         """
-        known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
-        return cls(**{**known, "brakes": tuple(known.get("brakes", ()))})
+        return cls(**{**values, "brakes": tuple(values["brakes"])})
 
 
 def _brakes_of(contentions: Iterable[Contention]) -> tuple[str, ...]:

@@ -390,7 +390,7 @@ def test_a_script_that_handles_sigterm_is_paused_by_it(
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_a_script_saves_nothing_of_which_nobody_is_left_to_note_the_evaluations(
+def test_what_a_script_saves_where_it_is_ended_lacks_no_evaluation(
     own: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gone: bool
 ) -> None:
     monkeypatch.setattr("autotune.script.is_owner_gone", lambda: is_gone)
@@ -398,13 +398,18 @@ def test_a_script_saves_nothing_of_which_nobody_is_left_to_note_the_evaluations(
         HANDLING.replace("HANDLER", "(state.write_text(str(epoch)), sys.exit())"),
         command="python {file} --by {by} --to {trial_folder}",
     )
-    folder = make_folder(tmp_path / "trials" / "trial-3")
-    with (
-        in_trial(TrialInfo(number=3, name="trial-3", folder=folder, seed=7)),
-        contextlib.closing(start_training(config)) as training,
-    ):
-        assert [next(training).epoch, next(training).epoch] == [1, 2]
-    assert (folder / "state.json").exists() is not is_gone
+    folder, paused = make_folder(tmp_path / "trials" / "trial-3"), make_folder(tmp_path / "paused")
+    for num_epochs in (2, 4):
+        states = TrainingStates(paused / "trial-3", every_seconds=0.0)
+        with (
+            in_trial(TrialInfo(number=3, name="trial-3", folder=folder, seed=7)),
+            contextlib.closing(start_training(config, states=states)) as training,
+        ):
+            assert next(training).epoch == (3 if num_epochs == 4 and not is_gone else 1)
+            while states.curve.last is None or states.curve.last.epoch < num_epochs:
+                next(training)
+        assert (folder / "state.json").exists() is not is_gone
+        assert [each.epoch for each in states.curve.numbered.values()] == [1, 2, 3, 4][:num_epochs]
 
 
 def test_a_script_that_dies_while_it_saves_is_not_waited_for(

@@ -448,6 +448,5 @@ def _export_command(plan: StudyPlan) -> str:
 
 def _say_page(live: LiveStudy) -> None:
     """Print where the tracker shows the trials."""
-    if live.tracker.page is not None:  # whose viewStateShareKey= is no secret
-        page = f"{live.tracker.name}, the trials, best first: {live.tracker.page}"
-        live.console.print(page, markup=False, highlight=False, soft_wrap=True)
+    if (page := live.tracker.page) is not None:
+        say(live.console, f"{live.tracker.name}, the trials, best first: {page}")

@@ -89,21 +89,21 @@ class TrainingStates:
 
     def is_due(self, num_bytes: Callable[[], int]) -> bool:
         """Whether a state of so many bytes is to be saved at the present evaluation."""
-        is_due = self._is_due_after(self._every_seconds)
-        if is_due and not self._expected_seconds:
+        if not self._is_due_after(self._every_seconds):
+            return False
+        if not self._expected_seconds:
             expected_seconds = num_bytes() / _EXPECTED_BYTES_PER_SECOND
             self._expected_seconds = min(expected_seconds, _MAX_EXPECTED_SECONDS)
-            is_due = self._is_due_after(self._every_seconds)
-        return is_due
+        return self._is_due_after(self._every_seconds)
 
     @property
     def is_curve_due(self) -> bool:
         """Whether the evaluations of a training that keeps its state by itself are to be saved."""
-        return self._is_due_after(min(self._every_seconds, _CURVE_EVERY_SECONDS))
+        return self._is_due_after(min(self._every_seconds, _CURVE_EVERY_SECONDS), free_seconds=1.0)
 
-    def _is_due_after(self, seconds: float) -> bool:
+    def _is_due_after(self, seconds: float, *, free_seconds: float = 0.0) -> bool:
         now = time.monotonic()
-        most_seconds = _MAX_FRACTION * (now - self._began - self.seconds)
+        most_seconds = max(free_seconds, _MAX_FRACTION * (now - self._began - self.seconds))
         is_paid = not self._every_seconds or self.seconds + self._expected_seconds <= most_seconds
         is_due = (now - self._saved_at >= seconds and is_paid) or self.has_notice
         return self.is_kept and is_due

@@ -295,7 +295,11 @@ class _Saver:
         is_due = states.is_due(checkpoint.num_bytes)
         if is_due and may_go_on and is_pausable(self._leader.can_keep):
             states.try_to_save(self.write)
-        elif not self._has_state and states.is_curve_due and own_files():
+        elif (
+            not self._has_state
+            and states.is_curve_due
+            and (checkpoint.end is not None or own_files())  # it may write some before it ends
+        ):
             contents = states.contents(self._config, self._clock)
             states.try_to_save(functools.partial(save_state, state=contents))
 

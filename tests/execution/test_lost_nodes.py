@@ -123,9 +123,9 @@ def test_what_trains_on_a_node_that_is_drained_is_saved_and_continues_elsewhere(
         cluster.shutdown()
     assert "is being drained: what trains there is saved" in " ".join(out.read_text().split())
     [row] = rows_of(tmp_path / "outputs/lost/trials.csv")
-    assert row["outcome"] == "TIMED_OUT"
+    assert row["outcome"] in ("TIMED_OUT", "REACHED")
     stretches = rows_of(tmp_path / "outputs/lost/trace.csv")
-    assert [stretch["outcome"] for stretch in stretches] == ["LOST", "TIMED_OUT"]
+    assert [stretch["outcome"] for stretch in stretches] == ["LOST", row["outcome"]]
     assert float(stretches[1]["from_train_seconds"]) > 0, "it continues from its state"
 
 
