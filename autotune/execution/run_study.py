@@ -33,6 +33,7 @@ from autotune.reporting.study_files import StudyTables
 from autotune.search.outlook import NUM_AHEAD
 from autotune.search.points import num_points
 from autotune.search.study import confirmations, store_confirmation
+from autotune.training.main_thread import in_thread
 
 
 def run_study(
@@ -60,7 +61,9 @@ def run_study(
         try:
             confirmation = _search_and_confirm(live)
             if not live.interrupt.is_set():
-                return conclude_study(live, confirmation)
+                concluded = in_thread("conclude", conclude_study, live, confirmation)
+                connection.close()  # takes a second, and needs the main thread
+                return concluded.result()
         except KeyboardInterrupt:  # a second Ctrl-C ends the study at once
             live.interrupt.set()
             live.tracker.close_seconds = 1.0
@@ -96,7 +99,8 @@ def _search_and_confirm(live: LiveStudy) -> Confirmation | None:
         if interrupt.is_set():
             return None
     finally:
-        if not connection.is_lost:  # otherwise it is closed last: what Ray does then is uncertain
+        # otherwise it is closed while the study is concluded or, if Ray is gone, last
+        if interrupt.is_set() and not connection.is_lost:
             connection.close()
     return _conclude_stored(live)
 

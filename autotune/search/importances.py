@@ -110,7 +110,7 @@ def _shares(space: SearchSpace, trials: Sequence[RecordedTrial], values: Array) 
     for index, value in enumerate(values.tolist()):
         params = {name: column[index] for name, column in columns.items()}
         study.add_trial(create_trial(params=params, distributions=distributions, value=value))
-    return get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0))
+    return get_param_importances(study, evaluator=FanovaImportanceEvaluator(n_trees=32, seed=0))
 
 
 def log_steps_to_target(trials: Sequence[RecordedTrial], target: Target) -> Array:
