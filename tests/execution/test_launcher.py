@@ -299,7 +299,7 @@ def test_a_function_that_does_not_end_is_killed(
 ) -> None:
     list(group.train(make_task(how="catches_what_ends_it"), (tmp_path / "trains").is_file))
     assert (tmp_path / "cleaned").is_file()
-    assert _children_of(launcher) == []
+    wait_until(lambda: _children_of(launcher) == [])
 
 
 @pytest.mark.parametrize("how", ["forks", "forks_by_multiprocessing", "loads_data"])
