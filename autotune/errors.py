@@ -107,6 +107,13 @@ class WorkerError(ExecutionError):
         self.traceback_text = without_secrets(traceback_text)
 
 
+def one_line(error: BaseException) -> str:
+    """At most 200 characters of an error's message in one line, without a password; the error's
+    kind where it has none.
+    """
+    return without_secrets(" ".join(str(error).split()) or type(error).__name__)[:200]
+
+
 @contextmanager
 def explained(
     what: str, kind: type[AutotuneError] = DataError, *, advice: str = ""

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from autotune.errors import DataError, FileError
+from autotune.errors import DataError, FileError, one_line
 
 FORMAT = 1
 """The newest format of files that this autotune writes and reads; a file without a number is of
@@ -23,6 +23,8 @@ WEIGHTS_FILE, STATE_FILE = "weights.safetensors", "state.pt"
 from."""
 STATES_FOLDER = "states"
 """Name of the folder of a study that has a folder for the states of each run that has not ended."""
+TEXTS_FOLDER = ".mlflow"
+"""Name of the folder of a study from which a run's texts are copied to MLflow."""
 NOTICE_FILE = ".notice"
 """Name of a file beside trainings' folders of states that has all of them saved at once, or,
 followed by ``-`` and a machine's address, those on that machine."""
@@ -55,6 +57,7 @@ STUDY_FILES = (
     StudyFile("runs.csv"),  # a row a run of a comparison
     StudyFile("trials"),  # what each run of the user's code wrote and printed
     StudyFile("mlflow"),  # what runs logged to MLflow, until the tracker has it
+    StudyFile(TEXTS_FOLDER),  # texts of a run, while MLflow copies them
     StudyFile(STATES_FOLDER),  # states of runs that have not ended
     StudyFile("compiled"),  # what confirmation compiles anew, while it runs
     StudyFile(".weights"),  # weights of candidates
@@ -187,9 +190,5 @@ def _flush_names(folder: Path) -> None:
 def _cannot_be_written(path: Path, error: OSError) -> FileError:
     # The system's own words first: pyarrow puts a sentence of its own, with the number in it, into
     # `strerror`.
-    reason = (
-        os.strerror(error.errno)
-        if error.errno
-        else " ".join(str(error).split()) or type(error).__name__
-    )
+    reason = os.strerror(error.errno) if error.errno else one_line(error)
     return FileError(f"{path}: cannot be written: {reason}", error.errno)

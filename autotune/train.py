@@ -23,7 +23,7 @@ from autotune.config.command_line import (
 )
 from autotune.config.experiments import names_experiment, require_experiment
 from autotune.config.schema import TrialConfig
-from autotune.errors import ConfigError, WorkerError
+from autotune.errors import ConfigError, WorkerError, one_line
 from autotune.execution.process_group import ProcessGroup
 from autotune.execution.task import TrialTask
 from autotune.files import WEIGHTS_FILE
@@ -217,7 +217,7 @@ def _follow(
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        print(" ".join(str(error).split()) or type(error).__name__)
+        print(one_line(error))
         return last, Outcome.OUT_OF_MEMORY, None
 
 

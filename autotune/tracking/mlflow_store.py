@@ -34,11 +34,10 @@ import sqlalchemy
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from autotune.errors import AutotuneError, ConfigError
+from autotune.errors import AutotuneError, ConfigError, one_line
 from autotune.redaction import without_secrets
 from autotune.remote import check_listens, kind_of_database
 from autotune.tracking.fields import plain_key
-from autotune.tracking.tracker import one_line
 
 logger = logging.getLogger(__name__)
 

@@ -27,6 +27,8 @@ from mlflow.entities import Run as MlflowRun
 from mlflow.models import Model, infer_signature
 from mlflow.utils.file_utils import local_file_uri_to_path
 
+from autotune.errors import one_line
+from autotune.files import TEXTS_FOLDER, make_folder, replace_file
 from autotune.measurement import Evaluation, TrialResult
 from autotune.mlflow_logs import LOGS_FOLDER
 from autotune.policy import Run
@@ -38,7 +40,7 @@ from autotune.tracking.mlflow_store import (
     store_uri,
     view_page,
 )
-from autotune.tracking.tracker import StudyEnd, StudyInfo, display_name, one_line
+from autotune.tracking.tracker import StudyEnd, StudyInfo, display_name
 
 logger = logging.getLogger(__name__)
 
@@ -144,13 +146,17 @@ class MlflowTracker:
             json.dumps(fields.plain(result.fingerprint), indent=2),
             result.error,
         )
+        # not log_text, whose temporary folder stays where this process is killed
+        folder = make_folder(Path(self._info.folder, TEXTS_FOLDER))
         for name, text in zip(_FILES, texts, strict=True):
             if text is not None:
-                self._client.log_text(run_id, fields.storable(text), name)
+                replace_file(folder / name, fields.storable(text))
+                self._client.log_artifact(run_id, str(folder / name))
         self._client.set_terminated(
             run_id, result.outcome.traits.mlflow_status, _milliseconds(result.stopped_at)
         )
-        shutil.rmtree(Path(self._info.folder, LOGS_FOLDER, trial.name), ignore_errors=True)
+        for left in (folder, Path(self._info.folder, LOGS_FOLDER, trial.name)):
+            shutil.rmtree(left, ignore_errors=True)
         self._left.pop(trial.name, None)
         del self._runs[trial.name]
         self.complete.add(trial.name)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from autotune.measurement import Evaluation, TrialResult
 from autotune.policy import COMPARE, Run
-from autotune.redaction import without_secrets, without_secrets_in
+from autotune.redaction import without_secrets_in
 from autotune.space import override_text
 
 
@@ -76,11 +76,6 @@ def _short_key(key: str, keys: Collection[str]) -> str:
         if sum(f".{other}".endswith(f".{ending}") for other in keys) == 1:
             return ending
     return key
-
-
-def one_line(error: BaseException) -> str:
-    """At most 200 characters of an error's message, without a password."""
-    return without_secrets(" ".join(str(error).split()) or type(error).__name__)[:200]
 
 
 FinishedRun = tuple[Run, TrialResult, float | None]

@@ -20,7 +20,7 @@ from operator import methodcaller
 from typing import Any
 
 from autotune.config.build import build_partial, call
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, one_line
 from autotune.measurement import Evaluation, TrialResult
 from autotune.policy import Run
 from autotune.tracking.tracker import (
@@ -29,7 +29,6 @@ from autotune.tracking.tracker import (
     StudyEnd,
     StudyInfo,
     Tracker,
-    one_line,
 )
 
 logger = logging.getLogger(__name__)

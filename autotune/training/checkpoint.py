@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from autotune.config.schema import TrialConfig
-from autotune.errors import ConfigError, DataError, FileError, StateError, explained
+from autotune.errors import ConfigError, DataError, FileError, StateError, explained, one_line
 from autotune.files import FORMAT, STATE_FILE, check_format, make_folder, replace_file, replacing
 from autotune.measurement import Evaluation
 from autotune.redaction import without_secrets_in
@@ -76,7 +76,7 @@ def save_weights(
     try:
         replace_file(path, save(tensors, {"format": "pt", "autotune": text}))
     except (SafetensorError, KeyError, ValueError) as error:
-        raise DataError(f"{path}: cannot be written: {_line(error)}") from error
+        raise DataError(f"{path}: cannot be written: {one_line(error)}") from error
 
 
 def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -172,7 +172,7 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
         with replacing(path) as part:
             torch.save(content, part)
     except RuntimeError as error:  # torch's, also where the disk is full
-        raise FileError(f"{path}: cannot be written: {_line(error)}", ENOSPC) from error
+        raise FileError(f"{path}: cannot be written: {one_line(error)}", ENOSPC) from error
 
 
 def as_plain(value: Any, where: str = "") -> Any:
@@ -491,8 +491,3 @@ def script_checkpoint(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     state = None if folder is None else read_state(folder / "rank-0", is_checked=rank == 0)
     return TrainingCheckpoint(device, state, folder, on_load, rank)
-
-
-def _line(error: Exception) -> str:
-    """The beginning of an error's text in one line."""
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -286,6 +286,33 @@ def test_a_resumed_study_completes_what_its_killed_driver_left(
     assert {run.info.status for run in runs_of(uri)} == {"FINISHED", "KILLED"}
 
 
+_KILLED_AMID_A_RUN = """
+import os, sys
+from mlflow import MlflowClient
+from autotune.tracking.mlflow_tracker import MlflowTracker
+from tests.support.tracked import make_info, make_run, tell
+MlflowClient.log_artifact = lambda *arguments: os._exit(9)
+tell(MlflowTracker(make_info(sys.argv[1]), uri=sys.argv[2]), make_run())
+"""
+
+
+def test_a_driver_that_is_killed_while_it_writes_a_run_leaves_no_files(
+    info: StudyInfo, uri: str, tmp_path: Path
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    command = [sys.executable, "-c", _KILLED_AMID_A_RUN, info.folder, uri]
+    killed = subprocess.run(command, env={**os.environ, "TMPDIR": str(temporary)}, check=False)
+    assert killed.returncode == 9
+    assert not any(temporary.iterdir())
+    resumed = MlflowTracker(replace(info, is_resumed=True), uri=uri)
+    resumed.finish(*make_run())
+    close(resumed)
+    assert not any(Path(info.folder).iterdir())
+    run = children_of(uri)["trial-0"]
+    assert json.loads(artifact(uri, run, "fingerprint.json")) == {"torch": "2.13.0"}
+
+
 def test_a_new_study_of_an_old_name_gets_its_own_parent(info: StudyInfo, uri: str) -> None:
     first = MlflowTracker(info, uri=uri)
     tell(first, make_run())
@@ -337,7 +364,7 @@ def test_a_run_whose_write_failed_midway_is_written_once(
         raise MlflowException("database is locked")
 
     tracker = MlflowTracker(info, uri=uri)
-    for verb in ("log_batch", "log_text", "set_terminated"):
+    for verb in ("log_batch", "log_artifact", "set_terminated"):
         with monkeypatch.context() as broken:
             broken.setattr(MlflowClient, verb, fail)
             with pytest.raises(MlflowException, match="database is locked"):
