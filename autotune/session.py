@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from autotune.errors import ConfigError, DivergedError
+from autotune.errors import ConfigError, DivergedError, one_line
 
 
 class Clock:
@@ -544,9 +544,8 @@ def as_number(name: str, value: Any) -> float:
             raise TypeError(f"found {str(value)[:40]!r}")
         return float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        reason = " ".join(str(error).split())
         raise ConfigError(
-            f"reported {name} as {type(value).__name__}, which is not a number ({reason})"
+            f"reported {name} as {type(value).__name__}, which is not a number ({one_line(error)})"
         ) from error
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from autotune.config.command_line import EXIT_NOT_REACHED
 from autotune.confirm.confirmation import Confirmation
 from autotune.confirm.race import Configuration
-from autotune.errors import FileError, StudyError, WorkerError
+from autotune.errors import FileError, StudyError, WorkerError, one_line
 from autotune.execution.exported import (
     WEIGHTS,
     exported_experiment,
@@ -117,8 +117,7 @@ def _draw(live: LiveStudy) -> None:
         write_study_report(live.plan.folder)
     except Exception as error:  # whatever it is, hours of training must not end in it
         logger.exception("the report was not written")
-        text = " ".join(str(error).split())
-        say(live.console, f"no {REPORT}: {type(error).__name__}: {text}")
+        say(live.console, f"no {REPORT}: {type(error).__name__}: {one_line(error)}")
 
 
 class _Conclusion:

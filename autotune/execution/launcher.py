@@ -71,7 +71,7 @@ from autotune.execution.launcher import serve
 serve(int(sys.argv[1]), int(sys.argv[2]))
 """
 _NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-_MAX_FOLDER_BYTES = 70
+_MAX_FOLDER_BYTES = 67
 """Longest path of a temporary folder in which a socket is made: Linux takes 107 bytes as a
 socket's path."""
 
@@ -151,7 +151,7 @@ def private_folder() -> Path:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         for folder in {parent, tempfile.gettempdir()}:
             _delete_abandoned(Path(folder))
-        return Path(tempfile.mkdtemp(prefix="autotune-", dir=parent))
+        return Path(tempfile.mkdtemp(prefix=f"autotune-{os.getpid()}-", dir=parent))
     except OSError as error:
         raise ClusterError(
             f"cluster.address: local: {parent} takes no files ({error.strerror}); set RAY_TMPDIR to"
@@ -160,12 +160,13 @@ def private_folder() -> Path:
 
 
 def _delete_abandoned(parent: Path) -> None:
-    """Delete the folders of launchers that were killed together with their owners, and those of
-    commands whose process was.
+    """Delete the folders of launchers that were killed together with their owners, whose ids
+    their names have, and those of commands whose process was.
     """
     for address in (*parent.glob("autotune-*/launcher"), *parent.glob("autotune-*/session")):
+        owner = Path("/proc", address.parent.name.split("-")[1])
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as asked:
-            if asked.connect_ex(str(address)) == errno.ECONNREFUSED:
+            if asked.connect_ex(str(address)) == errno.ECONNREFUSED and not owner.exists():
                 _clean_up(address.parent)
 
 

@@ -698,6 +698,16 @@ def test_the_folder_of_a_launcher_that_was_killed_with_its_owner_is_deleted_by_t
                 assert in_use.is_dir()
 
 
+def test_the_folder_of_a_launcher_that_was_killed_stays_while_its_owner_lives() -> None:
+    launcher = Launcher()
+    launcher._process.kill()
+    launcher._process.wait()
+    with contextlib.closing(Launcher()):  # that of a worker, in the Ray whose files lie there
+        assert launcher.folder.is_dir()
+    launcher.close()
+    assert not launcher.folder.exists()
+
+
 def _launcher_in(folder: str, patched: pytest.MonkeyPatch) -> Launcher:
     patched.setenv("RAY_TMPDIR", folder)
     return Launcher()
