@@ -52,6 +52,9 @@ CHECK_TRAINING = "autotune.training.run:check_training"
 """What ``calling`` calls to make all parts of a training once."""
 RAY_FOLDER = "r"
 """Folder of Ray's files within that of the launcher."""
+_OWNER = "owner"
+"""Name of the link in that folder to the process that owns the launcher, which leads nowhere once
+that has ended."""
 RAY_MARK = "AUTOTUNE_RAY"
 """Environment variable by which the processes of a driver's Ray are known: the folder above."""
 _STARTED_BY = "AUTOTUNE_STARTED_BY"
@@ -71,7 +74,7 @@ from autotune.execution.launcher import serve
 serve(int(sys.argv[1]), int(sys.argv[2]))
 """
 _NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-_MAX_FOLDER_BYTES = 67
+_MAX_FOLDER_BYTES = 70
 """Longest path of a temporary folder in which a socket is made: Linux takes 107 bytes as a
 socket's path."""
 
@@ -88,6 +91,7 @@ class Launcher:
     def __init__(self, *, is_quiet: bool = False) -> None:
         self.folder = private_folder()
         """Folder for files that are to be gone with the owner, however that ends."""
+        (self.folder / _OWNER).symlink_to(f"/proc/{os.getpid()}")
         self.address = str(self.folder / "launcher")
         """Path of the socket that processes on this machine connect to, see ``TrainingProcess``."""
         ours, theirs = socket.socketpair()
@@ -151,7 +155,7 @@ def private_folder() -> Path:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         for folder in {parent, tempfile.gettempdir()}:
             _delete_abandoned(Path(folder))
-        return Path(tempfile.mkdtemp(prefix=f"autotune-{os.getpid()}-", dir=parent))
+        return Path(tempfile.mkdtemp(prefix="autotune-", dir=parent))
     except OSError as error:
         raise ClusterError(
             f"cluster.address: local: {parent} takes no files ({error.strerror}); set RAY_TMPDIR to"
@@ -160,13 +164,13 @@ def private_folder() -> Path:
 
 
 def _delete_abandoned(parent: Path) -> None:
-    """Delete the folders of launchers that were killed together with their owners, whose ids
-    their names have, and those of commands whose process was.
+    """Delete the folders of launchers that were killed together with their owners, and those of
+    commands whose process was.
     """
     for address in (*parent.glob("autotune-*/launcher"), *parent.glob("autotune-*/session")):
-        owner = Path("/proc", address.parent.name.split("-")[1])
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as asked:
-            if asked.connect_ex(str(address)) == errno.ECONNREFUSED and not owner.exists():
+            is_refused = asked.connect_ex(str(address)) == errno.ECONNREFUSED
+            if is_refused and not address.with_name(_OWNER).exists():
                 _clean_up(address.parent)
 
 
