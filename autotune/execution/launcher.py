@@ -120,7 +120,7 @@ class Launcher:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        _clean_up(self.folder)  # where the launcher was killed, else it is gone
 
 
 def started_launcher(

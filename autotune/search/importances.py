@@ -45,7 +45,8 @@ class Importances:
         shares: part of the variance of each quantity, in logarithms and over the whole search
             space, that goes with each parameter: ``[parameters, quantities]``. The index has
             qualified names such as ``optimizer=sgd/optimizer.lr``; the most important parameter of
-            the time to target is first. Shares of a quantity sum to 1.
+            the time to target is first. Shares of a quantity sum to 1; all are 0 where it does not
+        vary.
     """
 
     num_trials: int
@@ -110,7 +111,10 @@ def _shares(space: SearchSpace, trials: Sequence[RecordedTrial], values: Array) 
     for index, value in enumerate(values.tolist()):
         params = {name: column[index] for name, column in columns.items()}
         study.add_trial(create_trial(params=params, distributions=distributions, value=value))
-    return get_param_importances(study, evaluator=FanovaImportanceEvaluator(n_trees=32, seed=0))
+    try:
+        return get_param_importances(study, evaluator=FanovaImportanceEvaluator(n_trees=32, seed=0))
+    except RuntimeError:  # the value is the same in all trials
+        return dict.fromkeys(columns, 0.0)
 
 
 def log_steps_to_target(trials: Sequence[RecordedTrial], target: Target) -> Array:

@@ -44,8 +44,8 @@ _NOTICES = {"ctrl-c": signal.SIGINT, "sigterm": signal.SIGTERM, "sigusr1": signa
 _OF_RAY = {"kill-worker": r"^ray::TrialWorker", "kill-raylet": "raylet/raylet "}
 _RANKS = {"kill-rank-0": 0, "kill-rank-1": 1}
 WAYS = (*_NOTICES, "kill-driver", "kill-launcher", *_OF_RAY, *_RANKS, "kill-node")
-_OWN_CODES = (0, 1, 2, 3, 130)
-"""Exit codes of a driver that mean something else than "start me again"."""
+_OWN_CODES = (1, 2, 130)
+"""Exit codes of a driver that mean something else than "start me again" or that it is done."""
 _LAUNCHER = "from autotune.execution.launcher import serve"
 _SETTINGS = ("conf/config.yaml", "conf/cluster/local.yaml")
 Line = Mapping[str, Any]

@@ -25,7 +25,14 @@ import pytest
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
-from autotune.execution.launcher import Launcher, TrainingProcess, _Children, calling
+from autotune.execution.launcher import (
+    RAY_FOLDER,
+    RAY_MARK,
+    Launcher,
+    TrainingProcess,
+    _Children,
+    calling,
+)
 from autotune.execution.process_group import ProcessGroup, rank_environment
 from autotune.execution.task import ProcessExited, TrialTask, WorkerReport
 from autotune.failure import Failure, FailureKind
@@ -708,6 +715,19 @@ def test_the_folder_of_a_launcher_that_was_killed_stays_while_its_owner_lives() 
     assert len(launcher.folder.name) <= len("autotune-12345678")
     launcher.close()
     assert not launcher.folder.exists()
+
+
+def test_the_owner_of_a_launcher_that_was_killed_ends_what_is_left_of_its_ray() -> None:
+    launcher = Launcher()
+    launcher._process.kill()
+    (launcher.folder / RAY_FOLDER).mkdir()
+    agent = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"],
+        env={**os.environ, RAY_MARK: str(launcher.folder)},
+    )
+    launcher.close()
+    assert not is_alive(agent.pid)
+    agent.wait()
 
 
 def _launcher_in(folder: str, patched: pytest.MonkeyPatch) -> Launcher:

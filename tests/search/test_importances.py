@@ -122,6 +122,21 @@ def test_without_trials_at_the_target_the_best_metric_of_a_few_takes_its_place()
     assert ordered(found, "seconds a step")[0] == "batch_size"
 
 
+def test_of_a_quantity_that_is_the_same_in_all_trials_no_parameter_has_a_share() -> None:
+    trials = [
+        replace(trial, metrics=(0.5, 0.9), **_cut(trial, 2))
+        for trial in recording(evaluations=lambda draw: 2).trials
+    ]
+    found = importances(Recording(target=TARGET, space=SPACE, trials=tuple(trials)))
+    assert not found.shares["steps to target"].any()
+    assert ordered(found, "time to target")[0] == "batch_size"
+
+
+def _cut(trial: RecordedTrial, length: int) -> dict[str, Any]:
+    fields = ("steps", "train_seconds", "prepare_seconds")
+    return {name: getattr(trial, name)[:length] for name in fields}
+
+
 def test_too_few_trials_say_nothing() -> None:
     assert time_importances(recording(7)) is None
     assert time_importances(replace(recording(), trials=())) is None
