@@ -6,8 +6,11 @@ seeds x numbers of workers, on all cores, one thread each. For all policies alik
 is taken as the nearest recorded trial not yet used, trials are charged the training seconds up to
 where they were left, and workers are asynchronous (``benchmarks.replay``).
 
-Reported is the cost multiple (``benchmarks/search_peers/scores.py`` defines it, and what a search
-is charged that threw its last winner away): per policy its geometric mean over recordings and seeds
+Reported is, first, the regret: the best time found over the best recorded one after so many best
+times, and after so many full trainings, for each group of recordings (real trainings whose
+schedule's length is searched, other real ones, surrogates). Second, the cost multiple
+(``benchmarks/search_peers/scores.py`` defines both, and what a search is charged that threw its
+last winner away): per policy its geometric mean over recordings and seeds
 with an interval by the bootstrap, its 90th percentile, the recording where it is worst relative to
 random search with cap, the share of searches that threw their last winner away, the share of the
 fastest trials that a stop threw away, regret over budget, and how long a decision takes. No claim
@@ -48,11 +51,15 @@ from benchmarks.search_peers.policies import POLICIES, missing_library
 from benchmarks.search_peers.scores import (
     BUDGETS,
     DECISION_SECONDS,
+    FULL_BUDGETS,
     RESUME_SECONDS,
+    TOLD_BUDGETS,
     WITHIN,
     PolicySummary,
     SearchScore,
     geometric_means,
+    group_of,
+    mean_regrets,
     score_trace,
     summarise,
 )
@@ -107,6 +114,7 @@ def run_search(search: Search) -> SearchScore:
         seed=search.seed,
         num_workers=search.num_workers,
         wall_seconds=wall_seconds,
+        group=group_of(search.recording.name, recording),
         **score_trace(
             recording,
             trace,
@@ -185,6 +193,32 @@ def summaries_of(scores: Sequence[SearchScore]) -> list[PolicySummary]:
             for name in dict.fromkeys(score.policy for score in own)
         ]
     return sorted(found, key=lambda summary: (summary.num_workers, summary.geometric_mean))
+
+
+def print_regrets(console: Console, scores: Sequence[SearchScore]) -> None:
+    """Print a table of the policies' regrets for each number of workers and group of recordings."""
+    for num_workers, group in sorted({(score.num_workers, score.group) for score in scores}):
+        own = [each for each in scores if (each.num_workers, each.group) == (num_workers, group)]
+        names = sorted({score.recording for score in own})
+        table = Table(
+            title=(
+                f"Best found / best possible, {num_workers} worker(s), {group}:"
+                f" {', '.join(names)}; {len({score.seed for score in own})} seed(s)"
+            ),
+            title_justify="left",
+        )
+        table.add_column("policy", no_wrap=True)
+        for budget in TOLD_BUDGETS:
+            table.add_column(f"{budget} best", justify="right")
+        for budget in FULL_BUDGETS:
+            table.add_column(f"{budget} full", justify="right")
+        table.add_column("last winner lost", justify="right")
+        for policy in dict.fromkeys(score.policy for score in own):
+            of_policy = [score for score in own if score.policy == policy]
+            told, full = mean_regrets(of_policy)
+            lost = sum(score.threw_last_winner_away for score in of_policy) / len(of_policy)
+            table.add_row(policy, *(f"{regret:.3g}" for regret in [*told, *full]), f"{lost:.1%}")
+        console.print(table)
 
 
 def print_summaries(
@@ -384,6 +418,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         with one_thread_processes(1) as pool:
             decisions = pool.apply(measure_decisions, (policies, arguments.decision_seconds))
     summaries = summaries_of(scores)
+    print_regrets(console, scores)
     print_summaries(console, summaries, scores, decisions)
     settings: dict[str, Any] = {
         **vars(arguments),

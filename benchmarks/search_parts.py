@@ -35,6 +35,7 @@ from benchmarks.search_peers.scores import (
     WITHIN,
     PolicySummary,
     SearchScore,
+    group_of,
     score_trace,
     summarise,
 )
@@ -106,6 +107,7 @@ def run_part(search: PartSearch) -> SearchScore:
         seed=search.seed,
         num_workers=1,
         wall_seconds=wall_seconds,
+        group=group_of(name, recording),
         **score,
     )
 

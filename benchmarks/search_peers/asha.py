@@ -1,17 +1,12 @@
-"""Asynchronous successive halving over train seconds, by Ray's own scheduler, and TPE told as
-stock Ray Tune tells it.
-"""
+"""Asynchronous successive halving over train seconds, by Ray's own scheduler."""
 
 from types import SimpleNamespace
 
-import optuna
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
-from autotune.policy import Answer, Decision, Done, Run, Start, search_name
-from autotune.recording import Recording
-from autotune.search.scheduler import PointPlacement
+from autotune.policy import Decision
 from autotune.search.stopping import StoppingRule
 
 REDUCTION_FACTOR = 4
@@ -65,67 +60,3 @@ class AshaStopping(StoppingRule):
 
 def _as_ray_result(evaluation: Evaluation) -> dict[str, float]:
     return {"train_seconds": evaluation.train_seconds, "metric": evaluation.metric}
-
-
-class StockSearch:
-    """TPE as stock Ray Tune tells it: every trial that ended, however it did, is COMPLETE with its
-    elapsed seconds as its value.
-
-    So a trial that was stopped early looks faster than one that reached the target later. It has
-    the verbs of ``Scheduler``.
-
-    Source: ray.tune.search.optuna.OptunaSearch.on_trial_complete, with metric=train_seconds and
-    mode=min.
-    """
-
-    def __init__(
-        self,
-        recording: Recording,
-        sampler: optuna.samplers.BaseSampler,
-        stopping: AshaStopping,
-        place: PointPlacement,
-    ) -> None:
-        self._space = recording.space
-        self._study = optuna.create_study(sampler=sampler, direction="minimize")
-        self._stopping = stopping
-        self._place = place
-        self._handed_out: list[Run] = []
-
-    def suggest(self) -> Answer:
-        """The recorded point nearest to TPE's."""
-        asked = self._study.ask()
-        placed = self._place(self._space.suggest(asked))
-        # what is told is the recorded point, when it has ended
-        self._study.tell(asked, state=optuna.trial.TrialState.FAIL)
-        if placed is None:
-            return Done("exhausted")
-        number = len(self._handed_out)
-        self._handed_out.append(
-            Run(
-                number=number,
-                name=search_name(number),
-                suggestion=placed,
-                seed=0,
-                cap_seconds=float("inf"),
-                is_baseline=False,
-            )
-        )
-        return Start(self._handed_out[number])
-
-    def observe(self, number: int, evaluation: Evaluation) -> Decision:
-        """What successive halving decides."""
-        return self._stopping.observe(number, evaluation)
-
-    def finish(self, result: TrialResult) -> None:
-        """Tell the elapsed seconds, whether or not the target was reached."""
-        self._stopping.finish(result, None)
-        fixed = optuna.trial.FixedTrial(
-            self._space.params_of(self._handed_out[result.trial].suggestion)
-        )
-        self._space.suggest(fixed)
-        elapsed_seconds = result.stopped_at - result.started_at
-        self._study.add_trial(
-            optuna.create_trial(
-                params=fixed.params, distributions=fixed.distributions, value=elapsed_seconds
-            )
-        )

@@ -7,10 +7,10 @@ drive a library by its own interface. A library that is not installed is named b
 """
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import optuna
 
@@ -102,23 +102,45 @@ def _asha_pruned(
     )
 
 
-def _asha_stock(
-    recording: Recording, *, seed: int, place: PointPlacement, study: optuna.Study | None = None
-) -> Policy:
-    from benchmarks.search_peers.asha import AshaStopping, StockSearch
+def _told(search: str, ways: Callable[[Recording], Mapping[str, Any]]) -> MakePolicy:
+    """A sampler of ``search=...`` that is told in a way of its own."""
 
-    assert study is None, (
-        "a stock search tells elapsed seconds, which a study of this package's does not hold"
-    )
-    sampler = make_sampler(
-        _composed("tpe", "none").config.search.sampler,
-        (),
-        seed=derived_seed(seed, "sampler 0"),
-        space=recording.space,
-        target=recording.target,
-        objective=AmortisedTime(num_trainings=1),
-    )
-    return StockSearch(recording, sampler, AshaStopping(recording.target), place)
+    def make(
+        recording: Recording, *, seed: int, place: PointPlacement, study: optuna.Study | None = None
+    ) -> Policy:
+        from benchmarks.search_peers.optuna_search import OptunaSearch  # it imports Ray
+
+        assert study is None, "what it tells is not what a study of this package's holds"
+        sampler = make_sampler(
+            _composed(search, "none").config.search.sampler,
+            (),
+            seed=derived_seed(seed, "sampler 0"),
+            space=recording.space,
+            target=recording.target,
+            objective=AmortisedTime(num_trainings=1),
+        )
+        return OptunaSearch(recording, sampler, place, **ways(recording))
+
+    return make
+
+
+def _as_stock(recording: Recording) -> Mapping[str, Any]:
+    from benchmarks.search_peers import asha, optuna_search
+
+    stopping = asha.AshaStopping(recording.target)
+    return {"value_of": optuna_search.elapsed_seconds, "stopping": stopping}
+
+
+def _with_hyperband(recording: Recording) -> Mapping[str, Any]:
+    from benchmarks.search_peers import optuna_search
+
+    return {"value_of": optuna_search.seconds_to_target, "pruner": optuna_search.hyperband()}
+
+
+def _with_shortfalls(recording: Recording) -> Mapping[str, Any]:
+    from benchmarks.search_peers import optuna_search
+
+    return {"value_of": optuna_search.seconds_or_shortfall(recording.target), "is_capped": True}
 
 
 def _syne_tune(scheduler: str) -> MakePolicy:
@@ -148,7 +170,9 @@ POLICIES: dict[str, PolicyKind] = {
     "tpe": PolicyKind(make=from_groups("tpe", "none")),
     "tpe_cap": PolicyKind(make=from_groups("tpe", "cap")),
     "gp_cap": PolicyKind(make=from_groups("gp", "cap")),
-    "tpe_asha_stock": PolicyKind(make=_asha_stock, takes_study=False),
+    "gp_cap_told": PolicyKind(make=_told("gp", _with_shortfalls), takes_study=False),
+    "tpe_hyperband": PolicyKind(make=_told("tpe", _with_hyperband), takes_study=False),
+    "tpe_asha_stock": PolicyKind(make=_told("tpe", _as_stock), takes_study=False),
     "tpe_asha_pruned": PolicyKind(make=_asha_pruned),
     "freeze_thaw": PolicyKind(
         make=from_groups("freeze_thaw", "cap"), make_with_paused=_with_paused

@@ -1,10 +1,11 @@
 """What is said of a search over a recording, and of many searches by one policy.
 
-The **cost multiple** is the device seconds until a trial within 10% of the recording's best time to
-target has reached it, over that best time: how many of the best possible trainings the search
-costs. A search that ended without one, because its policy threw the last one away, is charged for a
-plain random search without cap on top of all it spent: someone who still wants the configuration
-would have to begin again.
+The **regret** after a budget is the best time to target found so far over the best recorded one;
+the time limit counts until a trial has reached the target. The **cost multiple** is the device
+seconds until a trial within 10% of the recording's best time to target has reached it, over that
+best time: how many of the best possible trainings the search costs. A search that ended without
+one, because its policy threw the last one away, is charged for a plain random search without cap on
+top of all it spent: someone who still wants the configuration would have to begin again.
 """
 
 import math
@@ -24,6 +25,13 @@ TOP_FRACTION = 0.05
 """Share of a recording's trials, the fastest to the target, whose loss is counted."""
 BUDGETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 """Budgets of the regret curve, in multiples of the best recorded time to target."""
+TOLD_BUDGETS = (5, 10, 20, 50, 100)
+"""Those of ``BUDGETS`` that the tables tell."""
+FULL_BUDGETS = (5, 10, 20, 50)
+"""Budgets in full trainings: median seconds of the recorded trials up to the time limit."""
+SURROGATES = ("lcbench_", "taskset_")
+"""How the names of recordings of small nets begin, most of them a surrogate's; all others are real
+trainings."""
 RESUME_SECONDS = 0.1
 """Device seconds that taking up a paused trial takes: the median of 31 live ones
 (experiment=cnn_smoke, two shared cores), 98 ms."""
@@ -54,8 +62,11 @@ class SearchScore:
     """Of those, the ones that were stopped although they would have been the best so far."""
     num_trials: int
     best_ratios: tuple[float, ...]
-    """At each of ``BUDGETS``: the best time to target so far over the best recorded one;
-    ``max_train_seconds`` where there is none yet."""
+    """Regret at each of ``BUDGETS``."""
+    full_ratios: tuple[float, ...]
+    """Regret at each of ``FULL_BUDGETS``."""
+    group: str
+    """Kind of the recording, as ``group_of`` tells it."""
     wall_seconds: float
     """Of the computer that replayed it."""
 
@@ -94,8 +105,28 @@ def score_trace(
         "num_top_started": started,
         "num_top_lost": lost,
         "num_trials": len({each.trial for each in trace.stretches}),
-        "best_ratios": _best_ratios(recording, trace, best),
+        "best_ratios": _best_ratios(recording, trace, [each * best for each in BUDGETS]),
+        "full_ratios": _best_ratios(
+            recording, trace, [each * full_seconds(recording) for each in FULL_BUDGETS]
+        ),
     }
+
+
+def full_seconds(recording: Recording) -> float:
+    """Median over trials of the seconds that training one to its end takes, at most the limit."""
+    limit = recording.target.max_train_seconds
+    return float(
+        np.median([min(each.train_seconds[-1], limit) for each in recording.trials if each.steps])
+    )
+
+
+def group_of(name: str, recording: Recording) -> str:
+    """Group that a recording is told in: a surrogate, or a real training, whose schedule's length
+    is searched or not.
+    """
+    if name.startswith(SURROGATES):
+        return "surrogate"
+    return f"real {'with' if 'epochs' in recording.space.parameters else 'without'} schedule"
 
 
 def top_trials(recording: Recording, trace: Trace) -> tuple[int, int]:
@@ -126,17 +157,19 @@ def top_trials(recording: Recording, trace: Trace) -> tuple[int, int]:
     return len(started), lost
 
 
-def _best_ratios(recording: Recording, trace: Trace, best: float) -> tuple[float, ...]:
+def _best_ratios(recording: Recording, trace: Trace, budgets: Sequence[float]) -> tuple[float, ...]:
+    """Regret after each of the budgets, in device seconds."""
     reached = [
         (each.stopped_seconds * trace.num_workers, each.train_seconds)
         for each in trace.stretches
         if each.outcome == Outcome.REACHED
     ]
     none_yet = recording.target.max_train_seconds
+    best = best_seconds(recording)
+    assert best is not None, "it was found before"
     return tuple(
-        min((seconds for spent, seconds in reached if spent <= budget * best), default=none_yet)
-        / best
-        for budget in BUDGETS
+        min((seconds for spent, seconds in reached if spent <= budget), default=none_yet) / best
+        for budget in budgets
     )
 
 
@@ -217,6 +250,16 @@ def summarise(scores: Sequence[SearchScore], reference: Sequence[SearchScore]) -
         ),
         wall_seconds=float(np.median([each.wall_seconds for each in scores])),
     )
+
+
+def mean_regrets(scores: Sequence[SearchScore]) -> tuple[list[float], list[float]]:
+    """Geometric means over recordings and seeds of the regrets at ``TOLD_BUDGETS``, and at
+    ``FULL_BUDGETS``.
+    """
+    told = [BUDGETS.index(each) for each in TOLD_BUDGETS]
+    ratios = np.log([each.best_ratios for each in scores])[:, told]
+    full = np.log([each.full_ratios for each in scores])
+    return np.exp(ratios.mean(axis=0)).tolist(), np.exp(full.mean(axis=0)).tolist()
 
 
 def geometric_means(scores: Sequence[SearchScore]) -> Mapping[str, float]:
