@@ -6,7 +6,7 @@ seeds x numbers of workers, on all cores, one thread each. For all policies alik
 is taken as the nearest recorded trial not yet used, trials are charged the training seconds up to
 where they were left, and workers are asynchronous (``benchmarks.replay``).
 
-Reported is, first, the regret: the best time found over the best recorded one after so many best
+Reported is, first, the ratio: the best time found over the best recorded one after so many best
 times, and after so many full trainings, for each group of recordings (real trainings whose
 schedule's length is searched, other real ones, surrogates). Second, the cost multiple
 (``benchmarks/search_peers/scores.py`` defines both, and what a search is charged that threw its
@@ -59,7 +59,7 @@ from benchmarks.search_peers.scores import (
     SearchScore,
     geometric_means,
     group_of,
-    mean_regrets,
+    mean_ratios,
     score_trace,
     summarise,
 )
@@ -195,8 +195,8 @@ def summaries_of(scores: Sequence[SearchScore]) -> list[PolicySummary]:
     return sorted(found, key=lambda summary: (summary.num_workers, summary.geometric_mean))
 
 
-def print_regrets(console: Console, scores: Sequence[SearchScore]) -> None:
-    """Print a table of the policies' regrets for each number of workers and group of recordings."""
+def print_ratios(console: Console, scores: Sequence[SearchScore]) -> None:
+    """Print a table of the policies' ratios for each number of workers and group of recordings."""
     for num_workers, group in sorted({(score.num_workers, score.group) for score in scores}):
         own = [each for each in scores if (each.num_workers, each.group) == (num_workers, group)]
         names = sorted({score.recording for score in own})
@@ -215,9 +215,9 @@ def print_regrets(console: Console, scores: Sequence[SearchScore]) -> None:
         table.add_column("last winner lost", justify="right")
         for policy in dict.fromkeys(score.policy for score in own):
             of_policy = [score for score in own if score.policy == policy]
-            told, full = mean_regrets(of_policy)
+            told, full = mean_ratios(of_policy)
             lost = sum(score.threw_last_winner_away for score in of_policy) / len(of_policy)
-            table.add_row(policy, *(f"{regret:.3g}" for regret in [*told, *full]), f"{lost:.1%}")
+            table.add_row(policy, *(f"{ratio:.3g}" for ratio in [*told, *full]), f"{lost:.1%}")
         console.print(table)
 
 
@@ -418,7 +418,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         with one_thread_processes(1) as pool:
             decisions = pool.apply(measure_decisions, (policies, arguments.decision_seconds))
     summaries = summaries_of(scores)
-    print_regrets(console, scores)
+    print_ratios(console, scores)
     print_summaries(console, summaries, scores, decisions)
     settings: dict[str, Any] = {
         **vars(arguments),

@@ -46,7 +46,7 @@ class Importances:
             space, that goes with each parameter: ``[parameters, quantities]``. The index has
             qualified names such as ``optimizer=sgd/optimizer.lr``; the most important parameter of
             the time to target is first. Shares of a quantity sum to 1; all are 0 where it does not
-        vary.
+            vary.
     """
 
     num_trials: int

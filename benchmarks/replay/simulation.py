@@ -16,10 +16,11 @@ from pathlib import Path
 from autotune.files import replacing
 from autotune.measurement import PAUSED, Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
-from autotune.policy import Decision, Done, Run, Wait
+from autotune.policy import Decision, Done, Run, Start, Wait, search_name
 from autotune.recording import RecordedTrial, Recording
 from autotune.reporting.study_files import COLUMNS
 from autotune.search.scheduler import PointPlacement, Scheduler
+from autotune.space import Suggestion
 from benchmarks.replay.nearest_recorded import RecordedPoints
 
 _OUTCOME_OF = {Decision.CAP: Outcome.CAPPED, Decision.STOP: Outcome.STOPPED}
@@ -308,6 +309,12 @@ class _Replay:
                 outcome=str(outcome),
             )
         )
+
+
+def started(number: int, point: Suggestion, *, cap_seconds: float = math.inf) -> Start:
+    """What a search that is not this package's answers where a new trial begins at a point."""
+    name = search_name(number)
+    return Start(Run(number=number, name=name, suggestion=point, seed=0, cap_seconds=cap_seconds))
 
 
 def replayed_evaluation(recorded: RecordedTrial, index: int) -> Evaluation:

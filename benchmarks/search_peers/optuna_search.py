@@ -10,11 +10,12 @@ from optuna.trial import TrialState
 
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
-from autotune.policy import Answer, Decision, Done, Run, Start, search_name
+from autotune.policy import Answer, Decision, Done
 from autotune.recording import Recording
 from autotune.search.scheduler import PointPlacement
 from autotune.search.stopping import NeverStop, StoppingRule
 from autotune.search.study import create_trial_at
+from benchmarks.replay.simulation import started
 from benchmarks.search_peers.asha import NUM_HALVINGS, REDUCTION_FACTOR
 
 ValueOf = Callable[[TrialResult], float | None]
@@ -105,16 +106,8 @@ class OptunaSearch:
             return Done("exhausted")
         number = len(self._trials)
         self._trials.append(create_trial_at(self._study, self._space, placed)[0])
-        return Start(
-            Run(
-                number=number,
-                name=search_name(number),
-                suggestion=placed,
-                seed=0,
-                cap_seconds=self._best_seconds if self._is_capped else math.inf,
-                is_baseline=False,
-            )
-        )
+        cap_seconds = self._best_seconds if self._is_capped else math.inf
+        return started(number, placed, cap_seconds=cap_seconds)
 
     def observe(self, number: int, evaluation: Evaluation) -> Decision:
         """What the stopping rule or the pruner decides."""

@@ -1,9 +1,10 @@
 """What is said of a search over a recording, and of many searches by one policy.
 
-The **regret** after a budget is the best time to target found so far over the best recorded one;
-the time limit counts until a trial has reached the target. The **cost multiple** is the device
-seconds until a trial within 10% of the recording's best time to target has reached it, over that
-best time: how many of the best possible trainings the search costs. A search that ended without
+The **ratio** after a budget is the best time to target found so far over the best recorded one
+(regret is what it is above 1); the time limit counts until a trial has reached the target. The
+**cost multiple** is the device seconds until a trial within 10% of the recording's best time to
+target has reached it, over that best time: how many of the best possible trainings the search
+costs. A search that ended without
 one, because its policy threw the last one away, is charged for a plain random search without cap on
 top of all it spent: someone who still wants the configuration would have to begin again.
 """
@@ -62,9 +63,9 @@ class SearchScore:
     """Of those, the ones that were stopped although they would have been the best so far."""
     num_trials: int
     best_ratios: tuple[float, ...]
-    """Regret at each of ``BUDGETS``."""
+    """Ratio at each of ``BUDGETS``."""
     full_ratios: tuple[float, ...]
-    """Regret at each of ``FULL_BUDGETS``."""
+    """Ratio at each of ``FULL_BUDGETS``."""
     group: str
     """Kind of the recording, as ``group_of`` tells it."""
     wall_seconds: float
@@ -93,6 +94,7 @@ def score_trace(
     found = trace.seconds_until(recording, WITHIN)
     spent = max((each.stopped_seconds for each in trace.stretches), default=0.0) * trace.num_workers
     started, lost = top_trials(recording, trace)
+    full = full_seconds(recording)
     cost = spent + random_seconds if found is None else found
     return {
         "cost_multiple": cost / best,
@@ -105,10 +107,8 @@ def score_trace(
         "num_top_started": started,
         "num_top_lost": lost,
         "num_trials": len({each.trial for each in trace.stretches}),
-        "best_ratios": _best_ratios(recording, trace, [each * best for each in BUDGETS]),
-        "full_ratios": _best_ratios(
-            recording, trace, [each * full_seconds(recording) for each in FULL_BUDGETS]
-        ),
+        "best_ratios": _ratios(recording, trace, best, [each * best for each in BUDGETS]),
+        "full_ratios": _ratios(recording, trace, best, [each * full for each in FULL_BUDGETS]),
     }
 
 
@@ -157,16 +157,16 @@ def top_trials(recording: Recording, trace: Trace) -> tuple[int, int]:
     return len(started), lost
 
 
-def _best_ratios(recording: Recording, trace: Trace, budgets: Sequence[float]) -> tuple[float, ...]:
-    """Regret after each of the budgets, in device seconds."""
+def _ratios(
+    recording: Recording, trace: Trace, best: float, budgets: Sequence[float]
+) -> tuple[float, ...]:
+    """Ratio after each of the budgets, in device seconds."""
     reached = [
         (each.stopped_seconds * trace.num_workers, each.train_seconds)
         for each in trace.stretches
         if each.outcome == Outcome.REACHED
     ]
     none_yet = recording.target.max_train_seconds
-    best = best_seconds(recording)
-    assert best is not None, "it was found before"
     return tuple(
         min((seconds for spent, seconds in reached if spent <= budget), default=none_yet) / best
         for budget in budgets
@@ -252,8 +252,8 @@ def summarise(scores: Sequence[SearchScore], reference: Sequence[SearchScore]) -
     )
 
 
-def mean_regrets(scores: Sequence[SearchScore]) -> tuple[list[float], list[float]]:
-    """Geometric means over recordings and seeds of the regrets at ``TOLD_BUDGETS``, and at
+def mean_ratios(scores: Sequence[SearchScore]) -> tuple[list[float], list[float]]:
+    """Geometric means over recordings and seeds of the ratios at ``TOLD_BUDGETS``, and at
     ``FULL_BUDGETS``.
     """
     told = [BUDGETS.index(each) for each in TOLD_BUDGETS]

@@ -24,10 +24,11 @@ from smac.runhistory import StatusType, TrialInfo, TrialValue
 
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
-from autotune.policy import Answer, Decision, Done, Run, Start, search_name
+from autotune.policy import Answer, Decision, Done
 from autotune.recording import Recording
 from autotune.search.points import derived_seed
 from autotune.search.scheduler import PointPlacement
+from benchmarks.replay.simulation import started
 from benchmarks.search_peers.domains import FlatDomains, Number, Options
 
 
@@ -81,16 +82,7 @@ class SmacSearch:
             )
         )
         cutoff = float(asked.additional_info.get("cutoff", self._max_seconds))
-        return Start(
-            Run(
-                number=len(self._infos) - 1,
-                name=search_name(len(self._infos) - 1),
-                suggestion=placed,
-                seed=0,
-                cap_seconds=cutoff,
-                is_baseline=False,
-            )
-        )
+        return started(len(self._infos) - 1, placed, cap_seconds=cutoff)
 
     def observe(self, number: int, evaluation: Evaluation) -> Decision:
         """Goes on: the cutoff is all the capping there is."""

@@ -18,10 +18,11 @@ from syne_tune.optimizer.scheduler import SchedulerDecision
 
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
-from autotune.policy import Answer, Decision, Done, Run, Start, search_name
+from autotune.policy import Answer, Decision, Done
 from autotune.recording import Recording
 from autotune.search.points import derived_seed
 from autotune.search.scheduler import PointPlacement
+from benchmarks.replay.simulation import started
 from benchmarks.search_peers.domains import FlatDomains, Number, Options
 
 SCHEDULERS = {"asha": ASHA, "bohb": BOHB}
@@ -82,16 +83,7 @@ class SyneTuneSearch:
         config = config_space.cast_config_values(self._flat.values(placed), self._space)
         self._trials.append(SyneTrial(trial_id=number, config=config, creation_time=datetime.min))
         self._scheduler.on_trial_add(self._trials[number])
-        return Start(
-            Run(
-                number=number,
-                name=search_name(number),
-                suggestion=placed,
-                seed=0,
-                cap_seconds=float("inf"),
-                is_baseline=False,
-            )
-        )
+        return started(number, placed)
 
     def observe(self, number: int, evaluation: Evaluation) -> Decision:
         """What the scheduler decides."""
