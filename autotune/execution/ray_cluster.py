@@ -4,6 +4,7 @@ The environment is set before Ray is imported.
 """
 
 import contextlib
+import gc
 import logging
 import math
 import os
@@ -105,7 +106,11 @@ def connected(config: ClusterConfig, folder: Path | None = None) -> Iterator[Clu
             logging.getLogger(f"ray._private.{name}").setLevel(logging.ERROR)
         handler = signal.getsignal(signal.SIGTERM)
         stack.callback(set_handler, handler)
+        # Ray ends a process in which another thread frees one of Ray's objects meanwhile
+        if gc.isenabled():
+            stack.callback(gc.enable)
         stack.callback(ray.shutdown)
+        stack.callback(gc.disable)
         # Ray's processes inherit it: a closed terminal, or a notice, is for the driver
         blocked = signal.pthread_sigmask(
             signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}

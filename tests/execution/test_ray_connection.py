@@ -8,6 +8,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -107,6 +108,49 @@ def test_a_ray_that_the_signal_to_the_driver_reached_is_ended_and_not_waited_for
     with pytest.raises(KeyboardInterrupt):
         connection.run(lambda: lives.wait() and threading.Event().wait(60), interrupt)
     assert lives.returncode == -signal.SIGKILL
+
+
+FREES = """
+import gc, sys, threading, time
+from types import SimpleNamespace
+
+import ray
+
+from autotune.config.compose import Composer
+from autotune.execution.ray_cluster import connected
+
+references, is_over = [], threading.Event()
+
+
+def make_garbage():
+    while not is_over.is_set():
+        garbage = SimpleNamespace(held=references.pop())
+        garbage.itself = garbage
+        time.sleep(0.0002)
+
+
+with connected(Composer(["experiment=cnn_smoke"]).compose().config.cluster):
+    references += [ray.put(0) for _ in range(40000)]
+    threading.Thread(target=make_garbage).start()
+    gc.set_threshold(1000, 1, 1)
+    time.sleep(0.3)
+is_over.set()
+assert references, "garbage was made all the while"
+assert gc.isenabled()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_process_outlasts_rays_end_whose_other_threads_hold_objects_of_rays() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", FREES],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_a_head_that_is_silent_for_a_minute_is_waited_for(cluster: ClusterSize) -> None:
