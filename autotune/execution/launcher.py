@@ -52,16 +52,13 @@ CHECK_TRAINING = "autotune.training.run:check_training"
 """What ``calling`` calls to make all parts of a training once."""
 RAY_FOLDER = "r"
 """Folder of Ray's files within that of the launcher."""
-_OWNER = "owner"
-"""Name of the link in that folder to the process that owns the launcher, which leads nowhere once
-that has ended."""
 RAY_MARK = "AUTOTUNE_RAY"
 """Environment variable by which the processes of a driver's Ray are known: the folder above."""
 _STARTED_BY = "AUTOTUNE_STARTED_BY"
 """Environment variable with the id of the launcher's process that started the one that has it,
 itself or through others."""
 _LAUNCHED_BY = "AUTOTUNE_LAUNCHED_BY"
-"""Environment variable with the address of that launcher."""
+"""Environment variable with the folder of that launcher."""
 _END_SECONDS = 10.0
 """Seconds that a process may take to end after its connection was closed, or a launcher to end its
 processes; then it is killed."""
@@ -82,7 +79,8 @@ socket's path."""
 class Launcher:
     """A launcher, as seen by the process that starts and owns it.
 
-    Its process imports in the background; a client that connects meanwhile waits.
+    Its process imports in the background; a client that connects meanwhile waits. One that is
+    killed is started again, at the same address.
 
     Args:
         is_quiet: discard what the launcher and the processes that it starts print.
@@ -91,26 +89,36 @@ class Launcher:
     def __init__(self, *, is_quiet: bool = False) -> None:
         self.folder = private_folder()
         """Folder for files that are to be gone with the owner, however that ends."""
-        (self.folder / _OWNER).symlink_to(f"/proc/{os.getpid()}")
         self.address = str(self.folder / "launcher")
         """Path of the socket that processes on this machine connect to, see ``TrainingProcess``."""
+        self._listener = socket.socket(socket.AF_UNIX)  # of the process, also of its successors
+        self._listener.bind(f"{self.address}.part")
+        self._listener.listen()
+        Path(f"{self.address}.part").rename(self.address)  # one that is there answers
+        self._output = subprocess.DEVNULL if is_quiet else None
+        self._start()
+        in_thread("launcher", self._restart)
+
+    def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        with theirs, socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(f"{self.address}.part")
-            listener.listen()
-            Path(f"{self.address}.part").rename(self.address)  # one that is there answers
-            fds = [theirs.fileno(), listener.fileno()]
-            output = subprocess.DEVNULL if is_quiet else None
+        with theirs:
+            fds = [theirs.fileno(), self._listener.fileno()]
             self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and code
                 [sys.executable, "-c", _MAIN, *map(str, fds), json.dumps(sys.path)],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
+                stdout=self._output,
+                stderr=self._output,
                 env=one_blas_thread(os.environ),
                 process_group=0,  # Ctrl-C is for the driver
             )
         self._connection = Connection(ours.detach())
+
+    def _restart(self) -> None:
+        """Start the process again whenever it is killed."""
+        with self._listener:
+            while self._process.wait() < 0 and not self._connection.closed:
+                self._start()
 
     def close(self) -> None:
         """End the launcher and all processes that it has started."""
@@ -120,7 +128,7 @@ class Launcher:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        _clean_up(self.folder)  # where the launcher was killed, else it is gone
+        _clean_up(self.folder)  # where the launcher was killed just now, else it is gone
 
 
 def started_launcher(
@@ -169,8 +177,7 @@ def _delete_abandoned(parent: Path) -> None:
     """
     for address in (*parent.glob("autotune-*/launcher"), *parent.glob("autotune-*/session")):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as asked:
-            is_refused = asked.connect_ex(str(address)) == errno.ECONNREFUSED
-            if is_refused and not address.with_name(_OWNER).exists():
+            if asked.connect_ex(str(address)) == errno.ECONNREFUSED:
                 _clean_up(address.parent)
 
 
@@ -195,8 +202,7 @@ class TrainingProcess:
 
     def __init__(self, address: str, environment: Mapping[str, str]) -> None:
         self._connection = Client(address, family="AF_UNIX")
-        self._connection.send({**environment, _LAUNCHED_BY: address})
-        self._address = address
+        self._connection.send(environment)
 
     def send(self, method: str, *arguments: Any) -> None:
         """Ask for ``begin``, ``follow`` or ``call``, or a method of the ``TaskRun`` that was begun,
@@ -218,7 +224,6 @@ class TrainingProcess:
         try:
             answer = self._connection.recv()
         except (EOFError, OSError):
-            _kill_marked(_LAUNCHED_BY, self._address)  # a command that the process has started
             answer = ProcessExited(reason="the worker died: its launcher was ended")
         self.is_gone = self.is_gone or isinstance(answer, ProcessExited)
         if isinstance(answer, BaseException):
@@ -282,6 +287,8 @@ def serve(owner_fd: int, listener_fd: int) -> None:
         signal.signal(number, lambda *_: None)
     owner, listener = Connection(owner_fd), socket.socket(fileno=listener_fd)
     folder = Path(listener.getsockname()).parent
+    os.environ[_LAUNCHED_BY] = str(folder)  # of what is started from now on
+    _kill_marked(_LAUNCHED_BY, str(folder))  # commands of a process before this one, if killed
     try:
         preload()
         _Children(owner, listener).serve()

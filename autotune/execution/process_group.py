@@ -67,7 +67,7 @@ class ProcessGroup:
         self._start_elsewhere = start_elsewhere
         self._address = launcher
         self._launcher: Launcher | None = None
-        """This worker's own launcher, where there is none at the address, or it is gone."""
+        """This worker's own launcher, where no address is given."""
         self._processes: list[TrainingProcess] = []
         """The process of each rank."""
         self._failures: dict[int, WorkerReport | None] = {}
@@ -238,7 +238,6 @@ class ProcessGroup:
         self._end_processes()
         if self._launcher is not None:
             self._launcher.close()
-            self._launcher = self._address = None
 
     def _first_failure(self, seconds: float) -> WorkerReport | None:
         """The failure that ended a rank other than the first within so many seconds, the one that
@@ -292,14 +291,10 @@ class ProcessGroup:
     def _started(self, task: TrialTask, rank: int) -> TrainingProcess:
         if rank > 0 and self._start_elsewhere is not None:
             return self._start_elsewhere(task, rank)
-        environment = rank_environment(task, rank)
-        if self._address is not None and self._launcher is None:
-            with contextlib.suppress(ConnectionError, FileNotFoundError):  # it was killed
-                return TrainingProcess(self._address, environment)
-        if self._launcher is None:
+        if self._address is None:
             self._launcher = Launcher()
             self._address = self._launcher.address
-        return TrainingProcess(self._launcher.address, environment)
+        return TrainingProcess(self._address, rank_environment(task, rank))
 
     def _end_processes(self) -> None:
         with ThreadPoolExecutor() as threads:  # each may clean up

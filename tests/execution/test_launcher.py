@@ -707,9 +707,8 @@ def test_the_folder_of_a_launcher_that_was_killed_with_its_owner_is_deleted_by_t
 
 def test_the_folder_of_a_launcher_that_was_killed_stays_while_its_owner_lives() -> None:
     launcher = Launcher()
-    launcher._process.kill()
-    launcher._process.wait()
-    with contextlib.closing(Launcher()):  # that of a worker, in the Ray whose files lie there
+    os.kill(launcher._process.pid, signal.SIGSTOP)  # and is not started again
+    with contextlib.closing(Launcher()):  # that of another study
         assert launcher.folder.is_dir()
     # Ray's sockets lie beneath it, and Linux takes 107 bytes as a socket's path
     assert len(launcher.folder.name) <= len("autotune-12345678")
@@ -735,10 +734,15 @@ def _launcher_in(folder: str, patched: pytest.MonkeyPatch) -> Launcher:
     return Launcher()
 
 
-def test_a_launcher_that_was_killed_is_replaced_by_one_of_the_worker(make_task: Any) -> None:
+def test_a_launcher_that_was_killed_is_started_again_and_cleans_up_after_its_owner(
+    make_task: Any,
+) -> None:
     launcher = Launcher()
-    with contextlib.closing(ProcessGroup(launcher=launcher.address)) as group:
+    for _ in range(2):
         launcher._process.kill()
         launcher._process.wait()
-        assert numbers(reports_of(group, make_task()))[-1]
+        with contextlib.closing(ProcessGroup(launcher=launcher.address)) as group:
+            assert numbers(reports_of(group, make_task()))[-1]
+    launcher._connection.close()  # as where the owner is killed, too
+    wait_until(lambda: not launcher.folder.exists())
     launcher.close()
