@@ -132,7 +132,7 @@ class Launcher:
 
 
 def started_launcher(
-    cluster: ClusterConfig, *, is_wanted: bool = True
+    cluster: ClusterConfig, *, is_wanted: bool
 ) -> contextlib.AbstractContextManager[Launcher | None]:
     """Start a driver's launcher, which imports what trainings need meanwhile.
 
@@ -155,8 +155,9 @@ def private_folder() -> Path:
     """
     parent = os.environ.get("RAY_TMPDIR")
     if not parent:
-        is_short = len(os.fsencode(tempfile.gettempdir())) <= _MAX_FOLDER_BYTES
-        parent = tempfile.gettempdir() if is_short else "/tmp"  # noqa: S108  # ours is private
+        parent = tempfile.gettempdir()
+        if len(os.fsencode(parent)) > _MAX_FOLDER_BYTES:
+            parent = "/tmp"  # noqa: S108  # ours is private
     try:
         Path(parent).mkdir(parents=True, exist_ok=True)
         if len(os.fsencode(parent)) > _MAX_FOLDER_BYTES:

@@ -43,7 +43,6 @@ _CLEAN_UP_SECONDS = 70.0
 """Seconds that a training of one process may take to end: a user's function may clean up."""
 _EXPLAIN_SECONDS = 5.0
 """Seconds that a rank may take to report an error after another one met one."""
-_LOCALHOST = "127.0.0.1"
 
 
 class ProcessGroup:
@@ -60,7 +59,7 @@ class ProcessGroup:
         self,
         *,
         launcher: str | None = None,
-        host: str = _LOCALHOST,
+        host: str = "127.0.0.1",
         start_elsewhere: Callable[[TrialTask, int], TrainingProcess] | None = None,
     ) -> None:
         self._host = host

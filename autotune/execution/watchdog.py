@@ -107,7 +107,7 @@ class Watchdog:
         self._waits: dict[tuple[int, str], float] = {}
         """Time that each thread has waited for a CPU, of those that have ended, too."""
         self._latest: Contention | None = None
-        self._ran: _Ran | None = _Ran(0.0, 0)
+        self._ran: _Ran | None = _Ran(0.0, 0.0, 0)
         """The watchdog thread's counters when it last woke."""
         self._study: Collection[int] = ()
         """The study's processes on this machine when they were last looked for."""
@@ -324,6 +324,8 @@ class Watchdog:
 class _Ran(NamedTuple):
     """The kernel's scheduling counters of a thread, from Linux's ``schedstat``."""
 
+    ran_seconds: float
+    """Seconds for which the thread had a CPU."""
     waited_seconds: float
     """Seconds that the thread has waited for a CPU."""
     times: int
@@ -336,10 +338,10 @@ def _ran(thread: str) -> _Ran | None:
     None if the kernel has none or the thread is gone.
     """
     try:
-        _, waited, times = Path(f"/proc/{thread}/schedstat").read_text(encoding="ascii").split()
+        ran, waited, times = Path(f"/proc/{thread}/schedstat").read_text(encoding="ascii").split()
     except (OSError, ValueError):
         return None
-    return _Ran(int(waited) / 1e9, int(times))
+    return _Ran(int(ran) / 1e9, int(waited) / 1e9, int(times))
 
 
 def descendants(process: int) -> Iterator[int]:
