@@ -4,9 +4,9 @@ The **ratio** after a budget is the best time to target found so far over the be
 (regret is what it is above 1); the time limit counts until a trial has reached the target. The
 **cost multiple** is the device seconds until a trial within 10% of the recording's best time to
 target has reached it, over that best time: how many of the best possible trainings the search
-costs. A search that ended without
-one, because its policy threw the last one away, is charged for a plain random search without cap on
-top of all it spent: someone who still wants the configuration would have to begin again.
+costs. A search that ended without one, because its policy threw the last one away, is charged for a
+plain random search without cap on top of all it spent: someone who still wants the configuration
+would have to begin again.
 """
 
 import math

@@ -111,7 +111,7 @@ def test_a_ray_that_the_signal_to_the_driver_reached_is_ended_and_not_waited_for
 
 
 FREES = """
-import gc, sys, threading, time
+import gc, threading, time
 from types import SimpleNamespace
 
 import ray
