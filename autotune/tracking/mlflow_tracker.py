@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import yaml
 from mlflow import MlflowClient
@@ -122,7 +123,7 @@ class MlflowTracker:
         """Write an evaluation of the run ``name``, with the current time, unless the run was
         written just before.
         """
-        if (run := self._runs.get(name)) is not None:
+        if run := self._runs.get(name):
             run.add(evaluation, time.time())
             if time.monotonic() - run.written_at >= WRITE_EVERY_SECONDS:
                 self._write(run)
@@ -174,14 +175,14 @@ class MlflowTracker:
                 self._client.set_tag(child.info.run_id, fields.OUTCOME_TAG, fields.INTERRUPTED)
                 self._client.set_terminated(child.info.run_id, "KILLED")
         tags = {**end.tags}
-        if (description := tags.pop("autotune.description", None)) is not None:
+        if description := tags.pop("autotune.description", None):
             # Markdown that MLflow's page of the run shows first
             tags["mlflow.note.content"] = description
-        best = [
+        metrics = _metrics(end.metrics, time.time(), 0)
+        metrics += (
             Metric("best_score", score, _milliseconds(at), num_ended)
             for num_ended, score, at in end.best_scores
-        ]
-        metrics = [*_metrics(end.metrics, time.time(), 0), *best]
+        )
         self._log(self._parent, metrics, {}, fields.plain_tags(tags))
         for path in filter(Path.exists, end.artifacts):
             self._log_path(self._parent, path, path.name)
@@ -206,14 +207,17 @@ class MlflowTracker:
         """
         import mlflow.pytorch  # noqa: PLC0415  # imports torch, for a study that keeps its model
 
-        example = inputs.numpy()
-        earlier = self._client.get_run(self._parent).outputs
-        with tempfile.TemporaryDirectory() as folder:
+        client, run_id, example = self._client, self._parent, inputs.numpy()
+        earlier = client.get_run(run_id).outputs
+        # MLflow compares the requirements with what is installed, which it reads from the lists of
+        # files of all packages: a second, for versions that are those installed.
+        installed = "mlflow.utils.requirements_utils._MODULES_TO_PACKAGES"
+        with tempfile.TemporaryDirectory() as folder, patch(installed, {}, create=True):
             path = Path(folder, "model")
             mlflow.pytorch.save_model(
                 model,
                 path,
-                mlflow_model=Model(run_id=self._parent),
+                mlflow_model=Model(run_id=run_id),
                 signature=infer_signature(example, model(inputs).numpy()),
                 input_example=example,
                 pip_requirements=[
@@ -221,20 +225,20 @@ class MlflowTracker:
                     for package in ("torch", "numpy")
                 ],
             )
-            logged = self._client.create_logged_model(
-                self._experiment, name="model", source_run_id=self._parent
-            )
-            self._client.log_model_artifacts(logged.model_id, str(path))
-        self._client.finalize_logged_model(logged.model_id, "READY")
-        self._client.log_outputs(self._parent, [LoggedModelOutput(logged.model_id, 0)])
+            model_id = client.create_logged_model(
+                self._experiment, name="model", source_run_id=run_id
+            ).model_id
+            client.log_model_artifacts(model_id, str(path))
+        client.finalize_logged_model(model_id, "READY")
+        client.log_outputs(run_id, [LoggedModelOutput(model_id, 0)])
         for output in earlier.model_outputs if earlier else ():
-            self._client.delete_logged_model(output.model_id)
+            client.delete_logged_model(output.model_id)
 
     def _open(self, trial: Run) -> "_Run":
         """The record of a run, which continues where an earlier process left it."""
         if trial.name not in self._runs:
             run = _Run(trial)
-            if (left := self._left.get(trial.name)) is not None:
+            if left := self._left.get(trial.name):
                 run.run_id = left.info.run_id
                 self._client.update_run(run.run_id, status="RUNNING")
                 # every evaluation has it
