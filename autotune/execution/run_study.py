@@ -63,8 +63,6 @@ def run_study(
             if not live.interrupt.is_set():
                 concluded = in_thread("conclude", conclude_study, live, confirmation)
                 connection.close()  # takes a second, and needs the main thread
-                if launcher is not None:
-                    launcher.close()
                 return concluded.result()
         except KeyboardInterrupt:  # a second Ctrl-C ends the study at once
             live.interrupt.set()
