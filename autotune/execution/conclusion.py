@@ -99,10 +99,12 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
 
 
 def import_for_conclusion() -> None:
-    """Import what a conclusion needs, the report's libraries above all, which takes seconds."""
-    for name in ("training.trained_model", "reporting.html"):
+    """Import what a conclusion needs, which takes seconds: the report's libraries, and what MLflow
+    exports a model by.
+    """
+    for name in ("autotune.training.trained_model", "autotune.reporting.html", "torch.export"):
         with contextlib.suppress(Exception):  # raised again where it is needed
-            importlib.import_module(f"autotune.{name}")
+            importlib.import_module(name)
 
 
 def _draw(live: LiveStudy) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import math
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from autotune.search.warm_start import first_points
 from autotune.space import Suggestion
 from autotune.tracking.tracker import FinishedRun, StudyInfo
 from autotune.tracking.writer import TrackerWriter
+from autotune.training.main_thread import in_thread
 from autotune.yaml_files import yaml_text
 
 logger = logging.getLogger(__name__)
@@ -159,8 +159,7 @@ class LiveStudy:
             *map(search_name, [*policy.results][:-1]),
             *(confirmation_name(*key) for key in runs),
         }
-        arguments = plan.folder, ended - kept
-        threading.Thread(target=delete_files, args=arguments, daemon=True).start()
+        in_thread("delete", delete_files, plan.folder, ended - kept)
 
     def race_limits(self, race: PlannedRace) -> RaceLimits:
         """Limits on the runs and the training seconds that a race may take."""

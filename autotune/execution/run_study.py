@@ -6,7 +6,6 @@ stopped.
 """
 
 import shutil
-import threading
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 
@@ -122,7 +121,7 @@ def _phases(
     if live.needs_confirmation and live.race_state().pending:
         num_cpus, num_gpus = live.plan.resources(live.plan.trial)
         if num_gpus or num_cpus < live.plan.capabilities.num_cpus:  # the runs leave a CPU idle
-            threading.Thread(target=import_for_conclusion, name="import", daemon=True).start()
+            in_thread("import", import_for_conclusion)
         yield from _confirm(live, size, devices, shown)
 
 

@@ -12,6 +12,7 @@ import logging
 import os
 import posixpath
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -116,8 +117,8 @@ class MlflowTracker:
         self.complete.discard(trial.name)
         self._open(trial)
         if trial.phase == "confirm" and self._logs_model and trial.config.get("training") is None:
-            # imported beside confirmation runs, since the study's end needs it
-            import mlflow.pytorch  # noqa: F401, PLC0415  # imports torch
+            # beside confirmation runs, since the study's end needs it
+            _mlflow_pytorch()
 
     def evaluate(self, name: str, evaluation: Evaluation) -> None:
         """Write an evaluation of the run ``name``, with the current time, unless the run was
@@ -205,8 +206,6 @@ class MlflowTracker:
                 gradients.
             inputs: a batch of its inputs.
         """
-        import mlflow.pytorch  # noqa: PLC0415  # imports torch, for a study that keeps its model
-
         client, run_id, example = self._client, self._parent, inputs.numpy()
         earlier = client.get_run(run_id).outputs
         # MLflow compares the requirements with what is installed, which it reads from the lists of
@@ -214,7 +213,7 @@ class MlflowTracker:
         installed = "mlflow.utils.requirements_utils._MODULES_TO_PACKAGES"
         with tempfile.TemporaryDirectory() as folder, patch(installed, {}, create=True):
             path = Path(folder, "model")
-            mlflow.pytorch.save_model(
+            _mlflow_pytorch().save_model(
                 model,
                 path,
                 mlflow_model=Model(run_id=run_id),
@@ -354,6 +353,19 @@ class MlflowTracker:
             self._client.log_artifacts(run_id, str(path), name)
         else:
             self._client.log_artifact(run_id, str(path), posixpath.dirname(name))
+
+
+def _mlflow_pytorch() -> Any:
+    """The module ``mlflow.pytorch``, without its part for Lightning, which is not needed here, and
+    whose import takes seconds beside runs that are timed.
+    """
+    part = "mlflow.pytorch._lightning_autolog"
+    sys.modules.setdefault(part, None)  # type: ignore[arg-type]  # as if it were not installed
+    import mlflow.pytorch  # noqa: PLC0415  # imports torch, for a study that keeps its model
+
+    if sys.modules[part] is None:
+        del sys.modules[part]
+    return mlflow.pytorch
 
 
 _MAX_RESULTS = 50_000

@@ -24,6 +24,7 @@ from torch.distributed.distributed_c10d import Store, _abort_process_group
 from torch.distributed.tensor import DTensor
 
 from autotune.measurement import Phase, PhaseClock
+from autotune.training.main_thread import in_thread
 
 _log = logging.getLogger(__name__)
 
@@ -200,12 +201,7 @@ def abort() -> None:
     """Abort this process's exchanges with other ranks, in a thread: what waits for one on a GPU
     then goes on or fails.
     """
-
-    def work() -> None:
-        with contextlib.suppress(Exception):  # there is no group any more
-            _abort_process_group()
-
-    threading.Thread(target=work, name="abort-ranks", daemon=True).start()
+    in_thread("abort-ranks", _abort_process_group)  # whose error says that the group is gone
 
 
 class TimeLimit:
