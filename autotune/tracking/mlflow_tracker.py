@@ -98,7 +98,8 @@ class MlflowTracker:
         """
         tags, settings = fields.study_tags(self._info), fields.params(self._info.settings)
         identity = [f"autotune.{name}" for name in ("study", "phase", "folder")]
-        found = self._tagged({key: tags[key] for key in identity}) if self._info.is_resumed else []
+        values = {f"tags.`{key}`": tags[key] for key in identity}
+        found = self._found(values) if self._info.is_resumed else []
         if found:
             earlier = max(found, key=lambda run: run.info.start_time)
             run_id = str(earlier.info.run_id)
@@ -171,10 +172,9 @@ class MlflowTracker:
         with contextlib.suppress(Exception):
             for run in self._runs.values():
                 self._write(run)
-        for child in self._children():
-            if child.info.status == "RUNNING":
-                self._client.set_tag(child.info.run_id, fields.OUTCOME_TAG, fields.INTERRUPTED)
-                self._client.set_terminated(child.info.run_id, "KILLED")
+        for child in self._children(status="RUNNING"):
+            self._client.set_tag(child.info.run_id, fields.OUTCOME_TAG, fields.INTERRUPTED)
+            self._client.set_terminated(child.info.run_id, "KILLED")
         tags = {**end.tags}
         if description := tags.pop("autotune.description", None):
             # Markdown that MLflow's page of the run shows first
@@ -289,12 +289,12 @@ class MlflowTracker:
         )
         return str(run.info.run_id)
 
-    def _children(self) -> list[MlflowRun]:
-        return self._tagged({"mlflow.parentRunId": self._parent})
+    def _children(self, **attributes: str) -> list[MlflowRun]:
+        return self._found({"tags.`mlflow.parentRunId`": self._parent, **attributes})
 
-    def _tagged(self, tags: Mapping[str, str]) -> list[MlflowRun]:
-        """Runs of the experiment that have all the given tags."""
-        query = " and ".join(f'tags.`{key}` = "{value}"' for key, value in tags.items())
+    def _found(self, values: Mapping[str, str]) -> list[MlflowRun]:
+        """Runs of the experiment that have all the given tags and attributes."""
+        query = " and ".join(f'{key} = "{value}"' for key, value in values.items())
         return list(self._client.search_runs([self._experiment], query, max_results=_MAX_RESULTS))
 
     def _add_logged(self, run_id: str, trial: Run, result: TrialResult) -> None:
