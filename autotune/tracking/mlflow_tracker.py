@@ -360,7 +360,7 @@ def _mlflow_pytorch() -> Any:
     whose import takes seconds beside runs that are timed.
     """
     part = "mlflow.pytorch._lightning_autolog"
-    sys.modules.setdefault(part, None)  # type: ignore[arg-type]  # as if it were not installed
+    sys.modules.setdefault(part, None)  # type: ignore[arg-type]  # its import fails then
     import mlflow.pytorch  # noqa: PLC0415  # imports torch, for a study that keeps its model
 
     if sys.modules[part] is None:
