@@ -84,6 +84,7 @@ class GaussianProcess:
     """
 
     def __init__(self, num_features: int, *, of_curves: bool = False) -> None:
+        self._of_curves = of_curves
         self._kernel = (_curve_kernel if of_curves else _rate_kernel)(num_features)
         self._prior = self._kernel.theta
         self._learning: Future[Array] | None = None
@@ -116,9 +117,15 @@ class GaussianProcess:
             self._kernel = self._kernel.clone_with_theta(self._learning.result())
             self._learning = None
             self._studies = _supported_studies(self._kernel, rows, values, prior_means)
-        self._process = _ConditionedProcess(self._kernel, rows, values, prior_means, self._studies)
+        # Were all values far from the target and alike, none could be expected to reach it.
+        least_scale = abs(float(values.mean())) / 1.4 if self._of_curves else 0.0
+        self._process = _ConditionedProcess(
+            self._kernel, rows, values, prior_means, self._studies, least_scale
+        )
         if learn is not None:
-            self._learning = _background().submit(self._process.learn, learn, self._prior)
+            # Evaluations of one trial say about as much of hyperparameters as one of them.
+            weight = len(np.unique(rows[learn, -1])) / len(learn) if self._of_curves else 1.0
+            self._learning = _background().submit(self._process.learn, learn, self._prior, weight)
             self._fits_until_learnt = 3
 
     def predict(self, rows: Array, prior_means: Array | None = None) -> tuple[Array, Array]:
@@ -146,19 +153,18 @@ def _curve_kernel(num_features: int) -> Kernel:
     """Kernel of metrics over rows of ``num_features`` features, a position in the schedule, and
     the trial's number.
     """
-    alike, near, near_at_all = (
-        _alike(num_features),
-        *(_OnColumns(num_features, 1, Matern(1.5, (0.2, 20), nu=2.5)) for _ in range(2)),
-    )
+    alike = _alike(num_features, 0.52)
+    near = _OnColumns(num_features, 1, Matern(8.0, (0.2, 40), nu=0.5))
+    near_at_all = _OnColumns(num_features, 1, Matern(13.0, (0.2, 40), nu=2.5))
     # 1 or 0, since numbers of trials are whole
     same_trial = _OnColumns(num_features + 1, 1, RBF(1e-3, "fixed"))
-    curves = alike * (_squared(0.6) + _squared(0.4) * near) + _squared(0.4) * near_at_all
-    return curves + _squared(0.25) * same_trial + WhiteKernel(0.01, (1e-5, 1))
+    curves = alike * (_squared(0.13) + _squared(1.0) * near) + _squared(1.0) * near_at_all
+    return curves + _squared(0.32) * same_trial + WhiteKernel(0.006, (1e-5, 1))
 
 
 def _rate_kernel(num_features: int) -> Kernel:
     """Kernel of values over rows of ``num_features`` features alone."""
-    return _squared(0.8) * _alike(num_features) + WhiteKernel(0.01, (1e-5, 1))
+    return _squared(0.8) * _alike(num_features, 0.7) + WhiteKernel(0.01, (1e-5, 1))
 
 
 class _ConditionedProcess:
@@ -171,14 +177,20 @@ class _ConditionedProcess:
     """
 
     def __init__(
-        self, kernel: Kernel, rows: Array, values: Array, prior_means: Array, studies: list[int]
+        self,
+        kernel: Kernel,
+        rows: Array,
+        values: Array,
+        prior_means: Array,
+        studies: list[int],
+        least_scale: float = 0.0,
     ) -> None:
         self._studies = studies
         # Before any value is known, all weights together are expected to be 0.7 +- 0.7.
         self._weight, self._variance = 0.7 / max(1, len(studies)), 0.7**2 / max(1, len(studies))
         self._centres = prior_means[:, studies].mean(axis=0)
         rest = values - self._offset(prior_means)
-        self._mean, self._scale = float(rest.mean()), float(rest.std()) or 1.0
+        self._mean, self._scale = float(rest.mean()), max(float(rest.std()), least_scale) or 1.0
         if studies:
             kernel = kernel + ConstantKernel(self._variance, "fixed") * _OnColumns(
                 rows.shape[1], len(studies), DotProduct(0.0, "fixed")
@@ -194,11 +206,15 @@ class _ConditionedProcess:
         mean, deviation = self._regressor.predict(self._columns(rows, prior_means), return_std=True)
         return mean * self._scale + self._mean + self._offset(prior_means), deviation * self._scale
 
-    def learn(self, rows: Indices, prior: Array) -> Array:
+    def learn(self, rows: Indices, prior: Array, weight: float) -> Array:
         """Learn the logarithms of the hyperparameters from some rows: a few iterations towards the
         highest posterior density.
 
-        The logarithms have a normal prior around ``prior``, with a standard deviation of 1.4.
+        The logarithms have a normal prior around ``prior``, with a standard deviation of 1.4. The
+        likelihood is raised to the power of ``weight``.
+
+        Source: Miller and Dunson, "Robust Bayesian inference via coarsening" (2019), on posteriors
+        with a power of the likelihood.
         """
         process = GaussianProcessRegressor(self._kernel, alpha=1e-6, optimizer=None).fit(
             self._inputs[rows], self._targets[rows]
@@ -209,7 +225,8 @@ class _ConditionedProcess:
                 theta, eval_gradient=True, clone_kernel=False
             )
             deviation = (theta - prior) / 1.4
-            return 0.5 * float(deviation @ deviation) - value, deviation / 1.4 - gradient
+            density = 0.5 * float(deviation @ deviation) - weight * value
+            return density, deviation / 1.4 - weight * gradient
 
         kernel = process.kernel_
         solution = minimize(
@@ -249,12 +266,13 @@ def _squared(amplitude: float) -> Kernel:
     return ConstantKernel(amplitude**2, (1e-5, 10))
 
 
-def _alike(num_features: int) -> Kernel:
+def _alike(num_features: int, length_scale: float) -> Kernel:
     """How alike two points are by their features, the first columns of the rows.
 
-    Each feature has a length scale of its own.
+    Each feature has a length scale of its own, at first ``length_scale``.
     """
-    return _OnColumns(0, num_features, Matern(np.full(num_features, 0.7), (0.05, 20), nu=2.5))
+    lengths = np.full(num_features, length_scale)
+    return _OnColumns(0, num_features, Matern(lengths, (0.05, 20), nu=2.5))
 
 
 class _OnColumns(Exponentiation):  # type: ignore[misc]  # scikit-learn has no types

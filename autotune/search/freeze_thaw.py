@@ -8,10 +8,11 @@ how likely it is to reach the target sooner than the incumbent. The candidate wi
 expected gain (the chance of winning times how much would be won) per second of training that it
 still needs is trained next.
 
-Two guards keep the search from trusting a model that has seen too little. The first few points are
-drawn at random. And of the trials that have been trained for some time, a fixed share is always
+Three guards keep the search from trusting a model that has seen too little. The first few points
+are drawn at random. Of the trials that have been trained for some time, a fixed share is always
 trained on to twice that time, the one with the best metric first, as asynchronous successive
-halving does: so the model always has some long curves to learn from.
+halving does: so the model always has some long curves to learn from. And until a trial has reached
+the target, the running one is paused only for one that promises much more.
 
 Source: freeze-thaw Bayesian optimization (Swersky, Snoek and Adams, 2014); asynchronous successive
 halving (Li et al., 2020).
@@ -35,6 +36,11 @@ from autotune.search.trial_history import KnownTrial, TrialHistory
 from autotune.search.warm_start import EarlierStudy, WarmStart
 from autotune.space import SearchSpace, Suggestion
 
+_NUM_NEAR = 4
+"""Number of the best configurations that half of the new points are drawn near."""
+_MAX_LEAD = 1.0
+"""Until a trial has reached the target: how far another candidate's expected gain per second, as a
+logarithm, may be above the running trial's without its being paused."""
 _MIN_GAIN = 1e-3
 """Minimum expected gain of a repeat, as the logarithm of a ratio of scores, once there is no new
 point left."""
@@ -87,8 +93,8 @@ class FreezeThawSampler(PausingSampler):
             earlier studies.
         least_chance: chance of winning below which paused trials are not resumed, once no new
             trials will be started and one has reached the target.
-        num_candidates: points drawn at random for each proposal, of which the most promising is
-            trained.
+        num_candidates: points drawn for each proposal, of which the most promising is trained: half
+            of them near the best configurations, once some have reached the target.
         reduction_factor: of the trials trained for some time, one in this many is trained on to at
             least twice that time.
         length_key: config key of the schedule's length in epochs; where the space varies it, curves
@@ -109,7 +115,7 @@ class FreezeThawSampler(PausingSampler):
         seed: int,
         num_startup_trials: int = 6,
         num_candidates: int = 128,
-        reduction_factor: float = 4,
+        reduction_factor: float = 2,
         least_chance: float = 0.01,
         length_key: str = "epochs",
         earlier: Sequence[EarlierStudy] = (),
@@ -333,7 +339,8 @@ class FreezeThawSampler(PausingSampler):
         for the shares by chance and by age.
         """
         least_gain = 0.0 if new else _MIN_GAIN
-        drawn = self._candidates.draw(rng, self._num_candidates) if new else []
+        near = self._history.best_points(_NUM_NEAR)
+        drawn = self._candidates.draw(rng, self._num_candidates, near) if new else []
         calibrations = [self._of_chance] * len(drawn)
         if new and self._gains.uses_prior_means:
             drawn = drawn + self._earlier.points
@@ -346,6 +353,10 @@ class FreezeThawSampler(PausingSampler):
             return self._history.repeat(least_gain) if may_repeat else None
         log_gains += np.log([calibration.share for calibration in calibrations])
         best = int(log_gains.argmax())
+        if beside in waiting and math.isinf(self._history.best):
+            running = len(drawn) + waiting.index(beside)
+            if log_gains[best] - log_gains[running] <= _MAX_LEAD:
+                return beside
         if (
             may_repeat
             and (repeat := self._history.repeat(least_gain, better_than=float(log_gains[best])))

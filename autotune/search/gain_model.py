@@ -36,14 +36,13 @@ class GainModel:
         seen so far.
         """
         seen = self._history.seen
-        # the training does not report its epochs
         if self._has_lengths != self._history.has_lengths:
             self._has_lengths, self._curves = (
                 False,
                 GaussianProcess(self._history.cube.num_features, of_curves=True),
             )
         rows = [
-            (index, *trial.curve[place])
+            (index, *trial.curve[place][:3])
             for index, trial in enumerate(seen)
             for place in trial.representative_indices
         ]
@@ -106,7 +105,7 @@ class GainModel:
         log_rates, rate_deviations = self._rates.predict(features)
         spent, soonest, resume_seconds = np.zeros((3, len(features)))
         for row, (number, trial) in enumerate(zip(waiting, trials, strict=True), start=len(drawn)):
-            step, spent[row], _ = trial.curve[-1]
+            step, spent[row] = trial.curve[-1][:2]
             soonest[row] = history.next_seconds(trial)
             resume_seconds[row] = 0.0 if number == running else trial.resume_seconds
             log_rates[row], rate_deviations[row] = math.log(spent[row] / step), 0.02
@@ -137,9 +136,13 @@ class GainModel:
             else np.ones(times.shape)
         )
         cost = np.maximum(times - spent, np.exp(log_rates) * smallest_step * 0.5) + resume_seconds
-        log_gains = log_reached + log_evaluated + np.log(gains) - np.log(cost)
+        log_chances = log_reached + log_evaluated
+        # The highest of many chances is most often one that is too high. Before any trial has
+        # reached the target, that would favour short schedules: many of them can miss it in turn.
+        weight = 1 if has_best else 2
+        log_gains = weight * log_chances + np.log(gains) - np.log(cost)
         is_possible = (times > spent * 1.001) & (times >= soonest * 0.999)
-        chances = np.exp(log_reached + log_evaluated)
+        chances = np.exp(log_chances)
         soon = chances[is_possible.argmax(axis=0), np.arange(len(features))]
         ever = np.where(is_possible, chances, 0.0).max(axis=0)
         best_log_gains = np.where(is_possible, log_gains, -np.inf).max(axis=0)

@@ -208,6 +208,62 @@ class RandomTrial:
         return choices[int(self._rng.integers(len(choices)))]
 
 
+class NearbyTrial(RandomTrial):
+    """Draws values near those of a point: ``space.suggest(NearbyTrial(rng, params))`` differs from
+    it in about half of its parameters, numbers by a tenth of their range.
+
+    A parameter of a branch that the point does not open is drawn at random.
+
+    Args:
+        params: the point as the sampler's parameters, by qualified name.
+    """
+
+    def __init__(self, rng: np.random.Generator, params: Mapping[str, Any]) -> None:
+        super().__init__(rng)
+        self._params = params
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        """The point's float, or one near it in [low, high]."""
+        value = self._params.get(name)
+        if value is None or low == high:
+            return super().suggest_float(name, low, high, step=step, log=log)
+        value = self._moved(value, low, high, log=log)
+        if step is not None:
+            value = low + step * round((value - low) / step)
+        return float(min(max(value, low), high))
+
+    def suggest_int(
+        self, name: str, low: int, high: int, *, step: int = 1, log: bool = False
+    ) -> int:
+        """The point's whole number, or one near it in [low, high]."""
+        value = self._params.get(name)
+        if value is None or low == high:
+            return super().suggest_int(name, low, high, step=step, log=log)
+        moved = self._moved(value, low, high, log=log)
+        if moved != value:  # by a step at least
+            away = max(abs(moved - value), step)
+            moved = low + step * round((value + math.copysign(away, moved - value) - low) / step)
+        return int(min(max(moved, low), low + (high - low) // step * step))
+
+    def suggest_categorical(self, name: str, choices: Sequence[Scalar]) -> Scalar:
+        """The point's choice, or in one of four cases any."""
+        is_kept = name in self._params and self._rng.random() < 0.75
+        return self._params[name] if is_kept else super().suggest_categorical(name, choices)
+
+    def _moved(self, value: float, low: float, high: float, *, log: bool) -> float:
+        if self._rng.random() < 0.5:
+            return value
+        if log:
+            return math.exp(self._step_from(math.log(value), math.log(low), math.log(high)))
+        return self._step_from(value, low, high)
+
+    def _step_from(self, value: float, low: float, high: float) -> float:
+        moved = value + self._rng.normal(0, 0.1) * (high - low)
+        return float(min(max(moved, low), high))
+
+
 class Candidates:
     """Draws points of a space that have not been tried; with ``may_repeat`` it remembers none."""
 
@@ -230,15 +286,25 @@ class Candidates:
         """Whether every point of the space has been tried."""
         return len(self._tried) >= self._size
 
-    def draw(self, rng: np.random.Generator, count: int) -> list[Suggestion]:
-        """Draw at most ``count`` random points, maybe with duplicates.
+    def draw(
+        self, rng: np.random.Generator, count: int, near: Sequence[Suggestion] = ()
+    ) -> list[Suggestion]:
+        """Draw at most ``count`` random points, maybe with duplicates; half of them near some
+        points that were tried, if there are any, and none the same as these.
 
         In a space small enough to list, none only if all were tried.
         """
         by_chance = RandomTrial(rng)
-        drawn = [self._space.suggest(by_chance) for _ in range(count)]
+        nearby = [NearbyTrial(rng, self._space.params_of(point)) for point in near]
+        drawn = [
+            self._space.suggest(
+                nearby[index // 2 % len(nearby)] if nearby and index % 2 else by_chance
+            )
+            for index in range(count)
+        ]
+        given = {point.key for point in near}
         if self._size > _MAX_REMEMBERED:
-            return drawn
+            return [point for point in drawn if point.key not in given] if given else drawn
         new = [point for point in drawn if point.key not in self._tried]
         if new or self._size > 4096:  # random draws soon find one there
             return new

@@ -31,6 +31,8 @@ class CurvePoint(NamedTuple):
     """Score that the trial has spent so far, in the search's unit: one second of training of the
     first trial seen."""
     shortfall: float
+    num_steps: float
+    """Steps, whatever ``step`` counts."""
 
 
 @dataclass
@@ -194,6 +196,12 @@ class TrialHistory:
             if score is not None:
                 self.reached[result.trial] = key
 
+    def best_points(self, count: int) -> list[Suggestion]:
+        """The points that are expected to reach the target soonest, of those that reached it."""
+        by_key = self.estimates.by_key()
+        inside = [key for key in by_key if key in self.points]
+        return [self.points[key] for key in sorted(inside, key=by_key.__getitem__)[:count]]
+
     def due_repeat(self) -> Suggestion | None:
         """The point expected to be the best, if it is to be trained again now.
 
@@ -277,18 +285,21 @@ class TrialHistory:
                 shortfall = max(shortfall, 0.0)
             if not trial.curve:
                 self.feasibility.add(str(number), trial.features, is_feasible=True)
-                if evaluation.epoch <= 0 < evaluation.step:
-                    self._length_key = None  # the training does not report its epochs
-                    for other in self.trials.values():
-                        other.log_length = math.inf
-            step = evaluation.step if self._length_key is None else evaluation.epoch
-            trial.add(
-                CurvePoint(
-                    max(step, 0.5) if self._length_key is None else max(step, 1e-3),
-                    seconds,
-                    shortfall,
-                )
-            )
+            is_beyond = evaluation.epoch > 1.01 * math.exp(trial.log_length)
+            if is_beyond or evaluation.epoch <= 0 < evaluation.step:
+                self._forget_lengths()
+            num_steps = max(evaluation.step, 0.5)
+            step = num_steps if self._length_key is None else max(evaluation.epoch, 1e-3)
+            trial.add(CurvePoint(step, seconds, shortfall, num_steps))
+
+    def _forget_lengths(self) -> None:
+        """Take curves as functions of steps: the training does not report its epochs, or the length
+        is not in epochs.
+        """
+        self._length_key = None
+        for trial in self.trials.values():
+            trial.log_length = math.inf
+            trial.curve = [point._replace(step=point.num_steps) for point in trial.curve]
 
     def relative_cost(self, evaluation: Evaluation) -> float:
         """Score of a second of this trial relative to one of the first trial seen; 1 where the

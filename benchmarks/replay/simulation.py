@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from autotune.files import replacing
 from autotune.measurement import PAUSED, Evaluation, Target, TrialResult
@@ -30,6 +31,13 @@ def best_seconds(recording: Recording) -> float | None:
     """Shortest time to target of all trials of a recording; None if no trial reached the target."""
     times = (trial.time_to_target(recording.target) for trial in recording.trials)
     return min((seconds for seconds in times if seconds is not None), default=None)
+
+
+class TrialPoints(PointPlacement, Protocol):
+    """Hands out the trials of suggested points."""
+
+    last: RecordedTrial
+    """The trial that was handed out last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +184,8 @@ def replay(
     num_workers: int = 1,
     within: float | None = 0.1,
     repeats_any: bool = False,
+    points: TrialPoints | None = None,
+    max_seconds: float = math.inf,
 ) -> Trace:
     """Run a policy's search over a recording until no trial is left to train.
 
@@ -187,9 +197,11 @@ def replay(
             one that was recorded again.
         within: end once a trial has reached the target in at most ``1 + within`` times the
             recording's best time; None never ends early.
+        points: where the trials of suggested points come from, in place of the recording's own.
+        max_seconds: seconds on the clock after which the search ends.
     """
-    points = RecordedPoints(recording.space, recording.trials, repeats_any=repeats_any)
-    return _Replay(recording, points, make_policy(points), num_workers, within).run()
+    points = points or RecordedPoints(recording.space, recording.trials, repeats_any=repeats_any)
+    return _Replay(recording, points, make_policy(points), num_workers, within, max_seconds).run()
 
 
 class _Replay:
@@ -198,11 +210,13 @@ class _Replay:
     def __init__(
         self,
         recording: Recording,
-        points: RecordedPoints,
+        points: TrialPoints,
         policy: Scheduler,
         num_workers: int,
         within: float | None,
+        max_seconds: float,
     ) -> None:
+        self._max_seconds = max_seconds
         self._target = recording.target
         self._points = points
         self._policy = policy
@@ -223,6 +237,9 @@ class _Replay:
         self._hand_out(now)
         while self._events and not self._is_found:
             now, _, worker = heapq.heappop(self._events)
+            if now > self._max_seconds:
+                now = self._max_seconds
+                break
             self._advance(worker, now)
             self._hand_out(now)
         # the search ended during these trainings
@@ -323,7 +340,7 @@ def replayed_evaluation(recorded: RecordedTrial, index: int) -> Evaluation:
     epoch = (
         recorded.epochs[index]
         if recorded.epochs and math.isfinite(recorded.epochs[index])
-        else step
+        else step * _epochs_per_step(recorded)
     )
     prepare_seconds = recorded.prepare_seconds[index] if recorded.prepare_seconds else 0.0
     return Evaluation(
@@ -343,6 +360,14 @@ def replayed_evaluation(recorded: RecordedTrial, index: int) -> Evaluation:
         num_workers=int(recorded.num_workers[index]) if recorded.num_workers else 1,
         device_kind=recorded.device_kinds[index] if recorded.device_kinds else None,
     )
+
+
+def _epochs_per_step(recorded: RecordedTrial) -> float:
+    """Epochs of a step where none are recorded: 1, but where a trial has more steps than the
+    ``epochs`` of its configuration, its last step ends the last of them.
+    """
+    length, last = recorded.suggestion.values.get("epochs", math.inf), recorded.steps[-1]
+    return float(length / last) if last > length else 1.0
 
 
 def _measured(values: Sequence[float], index: int) -> float | None:

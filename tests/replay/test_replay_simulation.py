@@ -19,7 +19,7 @@ from autotune.search.scheduler import PointPlacement, Scheduler
 from autotune.search.stopping import CapAtIncumbent, NeverStop, StoppingRule
 from autotune.space import SearchSpace, Suggestion
 from benchmarks.replay.nearest_recorded import RecordedPoints
-from benchmarks.replay.simulation import Trace, replay
+from benchmarks.replay.simulation import Trace, replay, replayed_evaluation
 from tests.support.pausing import PausesAtFirst
 from tests.support.policies import policy_over
 
@@ -255,3 +255,28 @@ def test_no_training_is_skipped_or_charged_twice(
             if each.worker == worker
         )
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(busy))
+
+
+@pytest.mark.parametrize(("steps", "epochs"), [((1, 2, 4), (1, 2, 4)), ((250, 1000), (1, 4))])
+def test_epochs_that_are_not_recorded_are_steps_or_shares_of_the_trials_own(
+    steps: tuple[int, ...], epochs: tuple[float, ...]
+) -> None:
+    trial = RecordedTrial(
+        number=0,
+        suggestion=Suggestion({"epochs": 4}),
+        steps=steps,
+        train_seconds=tuple(float(step) for step in steps),
+        metrics=(0.5,) * len(steps),
+    )
+    assert [replayed_evaluation(trial, index).epoch for index in range(len(steps))] == list(epochs)
+
+
+def test_a_replay_ends_at_its_most_seconds_in_the_midst_of_a_training() -> None:
+    trials = [recorded(number, number / 9, *((t, 0.5) for t in (4.0, 8.0))) for number in range(9)]
+    trace = replay(
+        Recording(target=TARGET, space=SPACE, trials=tuple(trials)),
+        lambda place: policy_over(SPACE, TARGET, seed=0, stopping=NeverStop(), place=place),
+        max_seconds=18.0,
+    )
+    assert trace.train_seconds == 18.0
+    assert trace.stretches[-1].outcome == Outcome.STOPPED

@@ -17,10 +17,11 @@ from autotune.recording import RecordedTrial, Recording
 from autotune.search.freeze_thaw import FreezeThawSampler
 from autotune.search.scheduler import PointPlacement, Scheduler
 from autotune.search.stopping import CapAtIncumbent
+from autotune.search.trial_history import KnownTrial, TrialHistory
 from autotune.space import SearchSpace, Suggestion
 from benchmarks.replay.simulation import Trace, replay, replayed_evaluation
 from tests.support.policies import policy_over
-from tests.support.records import make_result
+from tests.support.records import make_evaluation, make_result
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=64.0)
 OBJECTIVE = AmortisedTime(num_trainings=1)
@@ -216,3 +217,27 @@ def test_a_half_of_the_space_that_cannot_be_trained_is_kept_away_from() -> None:
             make_result(trial.number, outcome or Outcome.MISSED, *evaluations, values=values)
         )
     assert sum(at > 20 for at in failed) < 0.4 * 40, "of the space three quarters cannot be trained"
+
+
+@pytest.mark.parametrize(
+    ("epochs", "has_lengths"), [([0.5, 3.0], True), ([0.5, 500.0], False), ([0.0, 0.0], False)]
+)
+def test_curves_are_functions_of_epochs_only_where_the_schedules_length_is_in_epochs(
+    epochs: list[float], *, has_lengths: bool
+) -> None:
+    space = SearchSpace.from_mapping({"epochs": {"type": "int", "low": 1, "high": 4}}, "space.yaml")
+    history = TrialHistory(space, TARGET, OBJECTIVE, "epochs", lambda _: False)
+    point = Suggestion({"epochs": 3})
+    history.trials[0] = KnownTrial(
+        key=point.key,
+        features=history.cube.features([point])[0],
+        prior_means=np.zeros(0),
+        log_length=history.log_length(point),
+        is_repeat=False,
+    )
+    for step, epoch in zip([100, 500], epochs, strict=True):
+        history.add_evaluation(0, make_evaluation(float(step), step=step, epoch=epoch))
+    assert history.has_lengths == has_lengths
+    steps = [each.step for each in history.trials[0].curve]
+    assert steps == (epochs if has_lengths else [100, 500])
+    assert math.isinf(history.trials[0].log_length) == (not has_lengths)

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.search.points import Candidates, RandomTrial, UnitCube, num_points, points
+from autotune.search.points import (
+    Candidates,
+    NearbyTrial,
+    RandomTrial,
+    UnitCube,
+    num_points,
+    points,
+)
 from autotune.space import SearchSpace, Suggestion
 
 SPACE = SearchSpace.from_mapping(
@@ -91,3 +98,26 @@ def test_a_point_that_was_tried_gives_way_to_one_near_it() -> None:
     assert len(point.values.items() - near.values.items()) == 1
     candidates.forget(point)
     assert candidates.in_place_of(point, rng) is point
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_points_drawn_near_another_keep_about_half_of_it_and_lie_in_the_space(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    point = FINITE.suggest(RandomTrial(rng))
+    near = NearbyTrial(rng, FINITE.params_of(point))
+    drawn = [FINITE.suggest(near) for _ in range(8)]
+    assert all(FINITE.point_of(each.values.__getitem__) == each for each in drawn)
+
+
+def test_half_of_the_candidates_lie_near_the_points_that_are_given() -> None:
+    cube = UnitCube(SPACE)
+    drawn = Candidates(SPACE).draw(np.random.default_rng(0), 400, [SGD])
+    assert SGD not in drawn
+    distances = np.linalg.norm(cube.features(drawn) - cube.features([SGD]), axis=1)
+    by_chance = cube.features(Candidates(SPACE).draw(np.random.default_rng(0), 400))
+    at_random = np.linalg.norm(by_chance - cube.features([SGD]), axis=1)
+    near = np.quantile(at_random, 0.2)
+    assert 0.4 < (distances < near).mean() < 0.7
+    # a branch that the point does not open is drawn at random
+    rates = {point.values["lr"] for point in drawn if point.values["optimizer"] == "adamw"}
+    assert rates == {0.1, 0.001, 0.01}
