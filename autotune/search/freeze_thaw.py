@@ -339,8 +339,10 @@ class FreezeThawSampler(PausingSampler):
         for the shares by chance and by age.
         """
         least_gain = 0.0 if new else _MIN_GAIN
-        near = self._history.best_points(_NUM_NEAR)
-        drawn = self._candidates.draw(rng, self._num_candidates, near) if new else []
+        drawn = []
+        if new:
+            near = self._history.best_points(_NUM_NEAR)
+            drawn = self._candidates.draw(rng, self._num_candidates, near)
         calibrations = [self._of_chance] * len(drawn)
         if new and self._gains.uses_prior_means:
             drawn = drawn + self._earlier.points
