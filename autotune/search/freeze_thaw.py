@@ -231,7 +231,9 @@ class FreezeThawSampler(PausingSampler):
         # next come soon; deciding takes time.
         least_seconds = max(trial.curve[0].seconds * 1.5, trial.last_decision_seconds * 1.2)
         if (
-            len(trial.curve) < 2 or trial.curve[-1].seconds < least_seconds
+            len(trial.curve) < 2
+            or trial.curve[-1].seconds < least_seconds
+            or trial.position < self._history.informative_position
         ) and self._history.may_win(trial):
             return Decision.CONTINUE
         trial.last_decision_seconds = trial.curve[-1].seconds

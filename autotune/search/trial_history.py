@@ -20,6 +20,8 @@ from autotune.space import Choice, SearchSpace, Suggestion
 
 WIN = 0.97
 """Fraction of the best score so far that a winner must reach the target within."""
+_PAST_FLAT = 1.25
+"""How far a trial is trained before it may be paused, relative to the flat start of others."""
 
 
 class CurvePoint(NamedTuple):
@@ -33,6 +35,8 @@ class CurvePoint(NamedTuple):
     shortfall: float
     num_steps: float
     """Steps, whatever ``step`` counts."""
+    epoch: float
+    """Epochs; 0 where the training does not report them."""
 
 
 @dataclass
@@ -84,6 +88,31 @@ class KnownTrial:
         return int(
             np.floor(np.log2(max(self.curve[-1].seconds / self.curve[0].seconds, 1) * 1.0001))
         )
+
+    @property
+    def position(self) -> float:
+        """Logarithm of the trial's last step, or of the fraction of its schedule that is done."""
+        return self._position_of(self.curve[-1])
+
+    @property
+    def flat_position(self) -> float | None:
+        """Position of the evaluation by which a trial had lost a tenth of the shortfall that it
+        lost in all; None if it did not lose half of its shortfall.
+        """
+        first, least = self.curve[0].shortfall, self.least_shortfall
+        if least > first / 2:
+            return None
+        risen = first - (first - least) / 10
+        return self._position_of(next(seen for seen in self.curve if seen.shortfall <= risen))
+
+    def _position_of(self, evaluation: CurvePoint) -> float:
+        length = self.log_length if math.isfinite(self.log_length) else 0.0
+        return math.log(evaluation.step) - length
+
+    @property
+    def has_risen(self) -> bool:
+        """Whether the trial has lost a tenth of its first shortfall."""
+        return self.least_shortfall <= self.curve[0].shortfall * 0.9
 
     @property
     def promotion_order(self) -> tuple[bool, float]:
@@ -138,6 +167,12 @@ class TrialHistory:
         self.reached: dict[int, Key] = {}
         """The configuration of every trial that reached the target."""
         self._least_gap = 1.0
+        self.informative_position = -math.inf
+        """Position up to which curves say little: somewhat past the median flat start of the trials
+        that reached the target, or before any did of those that ended."""
+        self._most_steps = self._most_epochs = 0.0
+        self._is_end_known = False
+        """Whether a schedule was seen to end."""
         self.unit = 1.0 if self._is_time else 0.0
         """Score of a second of training, of the first trial seen (0 before it): all scores are
         divided by it."""
@@ -187,6 +222,9 @@ class TrialHistory:
             for evaluation in result.evaluations[len(trial.curve) :]:
                 self.add_evaluation(result.trial, evaluation)
             trial.is_paused, trial.has_ended = False, True
+            if trial.curve:
+                self._is_end_known |= result.outcome is Outcome.MISSED
+                self._learn_flat_start()
             if result.outcome.is_infeasible:
                 self.feasibility.add(str(result.trial), trial.features, is_feasible=False)
         if self.unit:
@@ -195,6 +233,26 @@ class TrialHistory:
             self._scores.add(key, features, result.outcome, spent, can_repeat=is_repeatable)
             if score is not None:
                 self.reached[result.trial] = key
+
+    def _learn_flat_start(self) -> None:
+        ended = [trial for trial in self.seen if trial.has_ended]
+        ended = [trial for trial in ended if trial.least_shortfall <= 0] or ended
+        flat = [trial.flat_position for trial in ended]
+        if known := [position for position in flat if position is not None]:
+            self.informative_position = float(np.median(known)) + math.log(_PAST_FLAT)
+
+    def log_end(self, trials: Sequence[KnownTrial]) -> float:
+        """Logarithm of the last step of a schedule with as many steps in an epoch as the one of the
+        trials with the most, where the search does not vary the length.
+
+        It is as long as the longest training seen, once a schedule has ended: in epochs, or in
+        steps where none are reported. Before that it is infinite.
+        """
+        if not self._is_end_known:
+            return math.inf
+        last = [trial.curve[-1] for trial in trials]
+        per_step = min(seen.epoch / seen.num_steps for seen in last)
+        return math.log(self._most_epochs / per_step if per_step else self._most_steps)
 
     def best_points(self, count: int) -> list[Suggestion]:
         """The points that are expected to reach the target soonest, of those that reached it."""
@@ -256,8 +314,10 @@ class TrialHistory:
         of_waiting = {number: self.trials[number].num_doublings for number in waiting}
         # trials with each number of doublings or more
         num_at_least = len(levels) - np.searchsorted(levels, np.arange(levels[-1] + 2))
+        # While all curves are flat, nothing is known of any, so one of them is trained to its end.
+        is_flat = not any(trial.has_ended or trial.has_risen for trial in self.seen)
         for low in range(max(of_waiting.values(), default=-1), -1, -1):
-            if num_at_least[low + 1] < num_at_least[low] / reduction_factor - 1:
+            if num_at_least[low + 1] < num_at_least[low] / reduction_factor - (not is_flat):
                 due = [
                     number
                     for number, level in of_waiting.items()
@@ -290,7 +350,10 @@ class TrialHistory:
                 self._forget_lengths()
             num_steps = max(evaluation.step, 0.5)
             step = num_steps if self._length_key is None else max(evaluation.epoch, 1e-3)
-            trial.add(CurvePoint(step, seconds, shortfall, num_steps))
+            epoch = max(evaluation.epoch, 0.0)
+            self._most_steps = max(self._most_steps, num_steps)
+            self._most_epochs = max(self._most_epochs, epoch)
+            trial.add(CurvePoint(step, seconds, shortfall, num_steps, epoch))
 
     def _forget_lengths(self) -> None:
         """Take curves as functions of steps: the training does not report its epochs, or the length
@@ -300,6 +363,7 @@ class TrialHistory:
         for trial in self.trials.values():
             trial.log_length = math.inf
             trial.curve = [point._replace(step=point.num_steps) for point in trial.curve]
+        self._learn_flat_start()
 
     def relative_cost(self, evaluation: Evaluation) -> float:
         """Score of a second of this trial relative to one of the first trial seen; 1 where the

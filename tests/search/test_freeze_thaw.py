@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from autotune.errors import ConfigError
-from autotune.measurement import PAUSED, Target, TrialResult
+from autotune.measurement import PAUSED, Evaluation, Target, TrialResult
 from autotune.objective import AmortisedTime
 from autotune.outcome import Outcome
 from autotune.policy import Decision, Resume, Start
@@ -219,6 +219,18 @@ def test_a_half_of_the_space_that_cannot_be_trained_is_kept_away_from() -> None:
     assert sum(at > 20 for at in failed) < 0.4 * 40, "of the space three quarters cannot be trained"
 
 
+def start(history: TrialHistory, number: int, values: Mapping[str, Any]) -> KnownTrial:
+    point = Suggestion(values)
+    history.trials[number] = KnownTrial(
+        key=point.key,
+        features=history.cube.features([point])[0],
+        prior_means=np.zeros(0),
+        log_length=history.log_length(point),
+        is_repeat=False,
+    )
+    return history.trials[number]
+
+
 @pytest.mark.parametrize(
     ("epochs", "has_lengths"), [([0.5, 3.0], True), ([0.5, 500.0], False), ([0.0, 0.0], False)]
 )
@@ -227,17 +239,83 @@ def test_curves_are_functions_of_epochs_only_where_the_schedules_length_is_in_ep
 ) -> None:
     space = SearchSpace.from_mapping({"epochs": {"type": "int", "low": 1, "high": 4}}, "space.yaml")
     history = TrialHistory(space, TARGET, OBJECTIVE, "epochs", lambda _: False)
-    point = Suggestion({"epochs": 3})
-    history.trials[0] = KnownTrial(
-        key=point.key,
-        features=history.cube.features([point])[0],
-        prior_means=np.zeros(0),
-        log_length=history.log_length(point),
-        is_repeat=False,
-    )
+    start(history, 0, {"epochs": 3})
     for step, epoch in zip([100, 500], epochs, strict=True):
         history.add_evaluation(0, make_evaluation(float(step), step=step, epoch=epoch))
     assert history.has_lengths == has_lengths
     steps = [each.step for each in history.trials[0].curve]
     assert steps == (epochs if has_lengths else [100, 500])
     assert math.isinf(history.trials[0].log_length) == (not has_lengths)
+
+
+POINT = {"kind": "fast", "lr": 0.01, "size": 8}
+
+
+def late_riser(num_flat: int, num_steps: int) -> list[Evaluation]:
+    """Accuracy stays at 0.1 for some steps, and then rises by 0.2 a step up to 0.8."""
+    return [
+        make_evaluation(
+            float(step),
+            step=step,
+            epoch=step / 10,
+            metric=0.1 + 0.1 * min(max(0, 2 * (step - num_flat)), 7),
+        )
+        for step in range(1, num_steps + 1)
+    ]
+
+
+def test_no_trial_is_paused_in_the_flat_start_that_trials_had_that_ended() -> None:
+    made = sampler(num_startup_trials=1)
+    made.started(0, Suggestion(POINT))
+    made.finish(make_result(0, Outcome.MISSED, *late_riser(8, 20), values=POINT), None)
+    # of another size, since a trial after the first that promises less is paused
+    for number in range(1, 9):
+        made.started(number, Suggestion({"kind": "slow", "lr": 0.5, "size": 8 + number}))
+        for evaluation in late_riser(20, 11):
+            assert made.observe(number, evaluation) is Decision.CONTINUE, "it may rise at step 9"
+    longest = {
+        number: next(
+            evaluation.step
+            for evaluation in late_riser(100, 64)[11:]
+            if made.observe(number, evaluation) is Decision.PAUSE
+        )
+        for number in range(1, 9)
+    }
+    assert min(longest.values()) == 12, "9 times 1.25 steps say enough"
+
+
+def test_flat_starts_of_winners_count_before_those_of_others() -> None:
+    history = TrialHistory(SPACE, TARGET, OBJECTIVE, "epochs", lambda _: False)
+    assert math.isinf(history.informative_position)
+    start(history, 0, POINT)
+    history.finish(make_result(0, Outcome.MISSED, *late_riser(8, 20), values=POINT), None)
+    assert math.exp(history.informative_position) == pytest.approx(9 * 1.25)
+    start(history, 1, {**POINT, "size": 16})
+    won = late_riser(3, 10)
+    won[-1] = replace(won[-1], metric=0.95, outcome=Outcome.REACHED)
+    history.finish(make_result(1, Outcome.REACHED, *won, values=POINT), 10.0)
+    assert math.exp(history.informative_position) == pytest.approx(4 * 1.25)
+
+
+def test_one_trial_is_trained_to_its_end_while_all_curves_are_flat() -> None:
+    history = TrialHistory(SPACE, TARGET, OBJECTIVE, "epochs", lambda _: False)
+    for number in range(4):
+        start(history, number, {**POINT, "size": 8 * 2**number})
+        for evaluation in late_riser(100, 2 ** (4 - number)):
+            history.add_evaluation(number, evaluation)
+    assert history.promoted(range(4), 2) == 0, "the longest one goes on"
+    for evaluation in late_riser(1, 4):
+        history.add_evaluation(3, evaluation)
+    assert history.promoted(range(4), 2) is None, "one curve has risen"
+
+
+def test_a_schedule_ends_where_the_longest_one_ended_in_epochs() -> None:
+    history = TrialHistory(SPACE, TARGET, OBJECTIVE, "epochs", lambda _: False)
+    first, second = start(history, 0, POINT), start(history, 1, {**POINT, "size": 16})
+    history.add_evaluation(0, make_evaluation(1.0, step=40, epoch=4.0))
+    history.add_evaluation(1, make_evaluation(1.0, step=10, epoch=2.0))
+    assert math.isinf(history.log_end([first])), "none has ended"
+    last = make_evaluation(1.0, step=40, epoch=4.0)
+    history.finish(make_result(0, Outcome.MISSED, last, values=POINT), None)
+    assert math.exp(history.log_end([second])) == pytest.approx(20)
+    assert math.exp(history.log_end([first, second])) == pytest.approx(40)
