@@ -104,18 +104,11 @@ class GainModel:
         )
         log_rates, rate_deviations = self._rates.predict(features)
         spent, soonest, resume_seconds = np.zeros((3, len(features)))
-        log_ends = log_lengths.copy()
-        if not history.has_lengths:
-            log_ends[: len(drawn)] = history.log_end(history.seen)
         for row, (number, trial) in enumerate(zip(waiting, trials, strict=True), start=len(drawn)):
             step, spent[row] = trial.curve[-1][:2]
             soonest[row] = history.next_seconds(trial)
             resume_seconds[row] = 0.0 if number == running else trial.resume_seconds
             log_rates[row], rate_deviations[row] = math.log(spent[row] / step), 0.02
-            if not history.has_lengths:
-                log_end = history.log_end([trial])
-                # nothing is known of the end of the longest training
-                log_ends[row] = log_end if log_end > math.log(step) else math.inf
         has_best = math.isfinite(history.best)
         best = min(history.best, history.limit)
         last = best * WIN if has_best else best
@@ -126,7 +119,7 @@ class GainModel:
         )
         # Chances of winning are computed for six times to target, none past the end of a trial's
         # schedule. [times, points]
-        times = np.minimum(np.geomspace(first, last, 6)[:, None], np.exp(log_rates + log_ends))
+        times = np.minimum(np.geomspace(first, last, 6)[:, None], np.exp(log_rates + log_lengths))
         log_steps = np.log(times) - log_rates
         positions = self._positions(np.maximum(log_steps, log_smallest), log_lengths)
         numbers = np.array([-1.0] * len(drawn) + list(waiting))

@@ -35,8 +35,6 @@ class CurvePoint(NamedTuple):
     shortfall: float
     num_steps: float
     """Steps, whatever ``step`` counts."""
-    epoch: float
-    """Epochs; 0 where the training does not report them."""
 
 
 @dataclass
@@ -170,9 +168,6 @@ class TrialHistory:
         self.informative_position = -math.inf
         """Position up to which curves say little: somewhat past the median flat start of the trials
         that reached the target, or before any did of those that ended."""
-        self._most_steps = self._most_epochs = 0.0
-        self._is_end_known = False
-        """Whether a schedule was seen to end."""
         self.unit = 1.0 if self._is_time else 0.0
         """Score of a second of training, of the first trial seen (0 before it): all scores are
         divided by it."""
@@ -223,7 +218,6 @@ class TrialHistory:
                 self.add_evaluation(result.trial, evaluation)
             trial.is_paused, trial.has_ended = False, True
             if trial.curve:
-                self._is_end_known |= result.outcome is Outcome.MISSED
                 self._learn_flat_start()
             if result.outcome.is_infeasible:
                 self.feasibility.add(str(result.trial), trial.features, is_feasible=False)
@@ -240,19 +234,6 @@ class TrialHistory:
         flat = [trial.flat_position for trial in ended]
         if known := [position for position in flat if position is not None]:
             self.informative_position = float(np.median(known)) + math.log(_PAST_FLAT)
-
-    def log_end(self, trials: Sequence[KnownTrial]) -> float:
-        """Logarithm of the last step of a schedule with as many steps in an epoch as the one of the
-        trials with the most, where the search does not vary the length.
-
-        It is as long as the longest training seen, once a schedule has ended: in epochs, or in
-        steps where none are reported. Before that it is infinite.
-        """
-        if not self._is_end_known:
-            return math.inf
-        last = [trial.curve[-1] for trial in trials]
-        per_step = min(seen.epoch / seen.num_steps for seen in last)
-        return math.log(self._most_epochs / per_step if per_step else self._most_steps)
 
     def best_points(self, count: int) -> list[Suggestion]:
         """The points that are expected to reach the target soonest, of those that reached it."""
@@ -350,10 +331,7 @@ class TrialHistory:
                 self._forget_lengths()
             num_steps = max(evaluation.step, 0.5)
             step = num_steps if self._length_key is None else max(evaluation.epoch, 1e-3)
-            epoch = max(evaluation.epoch, 0.0)
-            self._most_steps = max(self._most_steps, num_steps)
-            self._most_epochs = max(self._most_epochs, epoch)
-            trial.add(CurvePoint(step, seconds, shortfall, num_steps, epoch))
+            trial.add(CurvePoint(step, seconds, shortfall, num_steps))
 
     def _forget_lengths(self) -> None:
         """Take curves as functions of steps: the training does not report its epochs, or the length

@@ -307,15 +307,3 @@ def test_one_trial_is_trained_to_its_end_while_all_curves_are_flat() -> None:
     for evaluation in late_riser(1, 4):
         history.add_evaluation(3, evaluation)
     assert history.promoted(range(4), 2) is None, "one curve has risen"
-
-
-def test_a_schedule_ends_where_the_longest_one_ended_in_epochs() -> None:
-    history = TrialHistory(SPACE, TARGET, OBJECTIVE, "epochs", lambda _: False)
-    first, second = start(history, 0, POINT), start(history, 1, {**POINT, "size": 16})
-    history.add_evaluation(0, make_evaluation(1.0, step=40, epoch=4.0))
-    history.add_evaluation(1, make_evaluation(1.0, step=10, epoch=2.0))
-    assert math.isinf(history.log_end([first])), "none has ended"
-    last = make_evaluation(1.0, step=40, epoch=4.0)
-    history.finish(make_result(0, Outcome.MISSED, last, values=POINT), None)
-    assert math.exp(history.log_end([second])) == pytest.approx(20)
-    assert math.exp(history.log_end([first, second])) == pytest.approx(40)
