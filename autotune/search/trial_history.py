@@ -217,8 +217,7 @@ class TrialHistory:
             for evaluation in result.evaluations[len(trial.curve) :]:
                 self.add_evaluation(result.trial, evaluation)
             trial.is_paused, trial.has_ended = False, True
-            if trial.curve:
-                self._learn_flat_start()
+            self._learn_flat_start()
             if result.outcome.is_infeasible:
                 self.feasibility.add(str(result.trial), trial.features, is_feasible=False)
         if self.unit:

@@ -268,7 +268,6 @@ def test_no_trial_is_paused_in_the_flat_start_that_trials_had_that_ended() -> No
     made = sampler(num_startup_trials=1)
     made.started(0, Suggestion(POINT))
     made.finish(make_result(0, Outcome.MISSED, *late_riser(8, 20), values=POINT), None)
-    # of another size, since a trial after the first that promises less is paused
     for number in range(1, 9):
         made.started(number, Suggestion({"kind": "slow", "lr": 0.5, "size": 8 + number}))
         for evaluation in late_riser(20, 11):
