@@ -497,8 +497,10 @@ def short(value: Any) -> str:
 
 def override_text(value: Any) -> str:
     """Text of a value in Hydra's override grammar, which parses back to the same value and type."""
-    if value is None or isinstance(value, int):
+    if value is None or isinstance(value, bool):
         return json.dumps(value)
+    if isinstance(value, int):
+        return repr(int(value))
     if isinstance(value, float):
         return repr(float(value))
     if isinstance(value, str):

@@ -23,6 +23,7 @@ Exit code 0: it ran; 2: no recordings, a name that is none, or no time for one s
 """
 
 import argparse
+import dataclasses
 import math
 import multiprocessing
 import os
@@ -37,6 +38,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -44,7 +46,7 @@ from autotune.errors import AutotuneError
 from autotune.recording import Recording, read_recording
 from autotune.search.samplers import quiet_optuna
 from benchmarks.measuring import circumstances, write_result
-from benchmarks.replay.simulation import Trace, replay
+from benchmarks.replay.simulation import Trace, best_seconds, replay
 from benchmarks.search_peers.decision_times import NUM_TRIALS, DecisionTime, decision_time
 from benchmarks.search_peers.figures import write_figures
 from benchmarks.search_peers.policies import POLICIES, missing_library
@@ -85,6 +87,10 @@ class Search:
     policy: str
     seed: int
     num_workers: int
+    keep: float = 1.0
+    """Share of the recording's trials that are kept, drawn at random by the seed."""
+    best_times: float = math.inf
+    """After how many times the recording's best time to target the search ends."""
     resume_seconds: float = RESUME_SECONDS
     charged_decision_seconds: float = DECISION_SECONDS
 
@@ -92,18 +98,19 @@ class Search:
 def run_search(search: Search) -> SearchScore:
     """Replay a search and score it."""
     quiet_optuna()
-    recording = _recording(search.recording)
+    recording = _recording(search.recording, search.keep, search.seed)
     began = time.perf_counter()
     trace = _trace(search)
     wall_seconds = time.perf_counter() - began
-    charged = 0.0
-    if trace.seconds_until(recording, WITHIN) is None:
+    charged, max_seconds = 0.0, _max_seconds(search)
+    if trace.seconds_until(recording, WITHIN) is None and not trace.lasted(max_seconds):
         at_random = _trace(
             Search(
                 recording=search.recording,
                 policy=CHARGED,
                 seed=search.seed,
                 num_workers=search.num_workers,
+                keep=search.keep,
             )
         )
         # random search ends only when it has found a winner
@@ -119,6 +126,7 @@ def run_search(search: Search) -> SearchScore:
             recording,
             trace,
             charged,
+            max_seconds=max_seconds,
             resume_seconds=search.resume_seconds,
             decision_seconds=search.charged_decision_seconds,
         ),
@@ -126,19 +134,32 @@ def run_search(search: Search) -> SearchScore:
 
 
 def _trace(search: Search) -> Trace:
-    recording, kind = _recording(search.recording), POLICIES[search.policy]
+    recording, kind = (
+        _recording(search.recording, search.keep, search.seed),
+        POLICIES[search.policy],
+    )
     return replay(
         recording,
         # it has the verbs
         lambda place: kind.make(recording, seed=search.seed, place=place),  # type: ignore[arg-type,return-value]
         num_workers=search.num_workers,
         within=WITHIN,
+        max_seconds=_max_seconds(search),
     )
 
 
+def _max_seconds(search: Search) -> float:
+    """Seconds on the clock after which a search ends."""
+    best = best_seconds(_recording(search.recording, search.keep, search.seed))
+    return math.inf if best is None else search.best_times * best / search.num_workers
+
+
 @lru_cache(maxsize=4)
-def _recording(folder: Path) -> Recording:
-    return read_recording(folder)
+def _recording(folder: Path, keep: float, seed: int) -> Recording:
+    recording = read_recording(folder)
+    rng = np.random.default_rng(seed)
+    trials = tuple(each for each in recording.trials if keep == 1 or rng.random() < keep)
+    return dataclasses.replace(recording, trials=trials)
 
 
 def run_searches(searches: Sequence[Search], num_processes: int) -> Iterator[SearchScore]:
@@ -195,30 +216,42 @@ def summaries_of(scores: Sequence[SearchScore]) -> list[PolicySummary]:
     return sorted(found, key=lambda summary: (summary.num_workers, summary.geometric_mean))
 
 
-def print_ratios(console: Console, scores: Sequence[SearchScore]) -> None:
-    """Print a table of the policies' ratios for each number of workers and group of recordings."""
-    for num_workers, group in sorted({(score.num_workers, score.group) for score in scores}):
-        own = [each for each in scores if (each.num_workers, each.group) == (num_workers, group)]
-        names = sorted({score.recording for score in own})
-        table = Table(
-            title=(
-                f"Best found / best possible, {num_workers} worker(s), {group}:"
-                f" {', '.join(names)}; {len({score.seed for score in own})} seed(s)"
-            ),
-            title_justify="left",
-        )
-        table.add_column("policy", no_wrap=True)
-        for budget in TOLD_BUDGETS:
-            table.add_column(f"{budget} best", justify="right")
-        for budget in FULL_BUDGETS:
-            table.add_column(f"{budget} full", justify="right")
-        table.add_column("last winner lost", justify="right")
-        for policy in dict.fromkeys(score.policy for score in own):
-            of_policy = [score for score in own if score.policy == policy]
-            told, full = mean_ratios(of_policy)
-            lost = sum(score.threw_last_winner_away for score in of_policy) / len(of_policy)
-            table.add_row(policy, *(f"{ratio:.3g}" for ratio in [*told, *full]), f"{lost:.1%}")
-        console.print(table)
+def print_ratios(console: Console, scores: Sequence[SearchScore], best_times: float) -> None:
+    """Print a table of the policies' ratios for each number of workers and group of recordings,
+    and for each real recording.
+
+    Args:
+        best_times: after how many best times the searches ended.
+    """
+    kinds = sorted({(score.num_workers, score.group, score.recording) for score in scores})
+    for num_workers, group in dict.fromkeys((number, group) for number, group, _ in kinds):
+        names = [name for *kind, name in kinds if kind == [num_workers, group]]
+        own = [
+            score for score in scores if (score.num_workers, score.group) == (num_workers, group)
+        ]
+        title = f"Best found / best possible, {num_workers} worker(s), {group}"
+        console.print(_ratio_table(f"{title}: {', '.join(names)}", own, best_times))
+        for name in names if len(names) > 1 and group.startswith("real") else []:
+            of_name = [score for score in own if score.recording == name]
+            console.print(_ratio_table(name, of_name, best_times))
+
+
+def _ratio_table(title: str, scores: Sequence[SearchScore], best_times: float) -> Table:
+    num_seeds = len({score.seed for score in scores})
+    table = Table(title=f"{title}; {num_seeds} seed(s)", title_justify="left")
+    told = [budget for budget in TOLD_BUDGETS if budget <= best_times]
+    full = FULL_BUDGETS if math.isinf(best_times) else ()
+    table.add_column("policy", no_wrap=True)
+    for name in (*(f"{each} best" for each in told), *(f"{each} full" for each in full)):
+        table.add_column(name, justify="right")
+    table.add_column("last winner lost", justify="right")
+    for policy in dict.fromkeys(score.policy for score in scores):
+        of_policy = [score for score in scores if score.policy == policy]
+        of_best, of_full = mean_ratios(of_policy)
+        ratios = [*of_best[: len(told)], *of_full[: len(full)]]
+        lost = sum(score.threw_last_winner_away for score in of_policy) / len(of_policy)
+        table.add_row(policy, *(f"{ratio:.3g}" for ratio in ratios), f"{lost:.1%}")
+    return table
 
 
 def print_summaries(
@@ -398,10 +431,12 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             policy=policy,
             seed=seed,
             num_workers=num_workers,
+            keep=arguments.keep,
+            best_times=arguments.best_times,
             resume_seconds=arguments.charge_resume_seconds,
             charged_decision_seconds=arguments.charge_decision_seconds,
         )
-        for seed in range(arguments.seeds)
+        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds)
         for num_workers in arguments.workers
         for folder in folders
         for policy in policies
@@ -418,7 +453,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         with one_thread_processes(1) as pool:
             decisions = pool.apply(measure_decisions, (policies, arguments.decision_seconds))
     summaries = summaries_of(scores)
-    print_ratios(console, scores)
+    print_ratios(console, scores, arguments.best_times)
     print_summaries(console, summaries, scores, decisions)
     settings: dict[str, Any] = {
         **vars(arguments),
@@ -460,6 +495,19 @@ def main(command_line: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--seeds", type=int, default=10, help="searches of each policy over each recording"
+    )
+    parser.add_argument("--first-seed", type=int, default=0, help="seed of the first of them")
+    parser.add_argument(
+        "--keep",
+        type=float,
+        default=1.0,
+        help="share of each recording's trials to keep, drawn anew for each seed",
+    )
+    parser.add_argument(
+        "--best-times",
+        type=float,
+        default=math.inf,
+        help="end each search after so many times the recording's best time to target",
     )
     parser.add_argument(
         "--workers", type=_numbers, default=[1, 8], help="numbers of virtual workers, with commas"

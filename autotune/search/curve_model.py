@@ -153,18 +153,33 @@ def _curve_kernel(num_features: int) -> Kernel:
     """Kernel of metrics over rows of ``num_features`` features, a position in the schedule, and
     the trial's number.
     """
-    alike = _alike(num_features, 0.52)
-    near = _OnColumns(num_features, 1, Matern(8.0, (0.2, 40), nu=0.5))
-    near_at_all = _OnColumns(num_features, 1, Matern(13.0, (0.2, 40), nu=2.5))
+    near = _squared(0.13) + _squared(1.0) * Matern(8.0, (0.2, 40), nu=0.5)
+    near_at_all = _squared(1.0) * Matern(13.0, (0.2, 40), nu=2.5)
     # 1 or 0, since numbers of trials are whole
-    same_trial = _OnColumns(num_features + 1, 1, RBF(1e-3, "fixed"))
-    curves = alike * (_squared(0.13) + _squared(1.0) * near) + _squared(1.0) * near_at_all
-    return curves + _squared(0.32) * same_trial + WhiteKernel(0.006, (1e-5, 1))
+    same_trial = _squared(0.32) * RBF(1e-3, "fixed")
+    return (
+        _alike(num_features, 0.52) * _OnColumns(num_features, 1, near)
+        + _OnColumns(num_features, 1, near_at_all)
+        + _OnColumns(num_features + 1, 1, same_trial)
+        + WhiteKernel(0.006, (1e-5, 1))
+    )
 
 
 def _rate_kernel(num_features: int) -> Kernel:
     """Kernel of values over rows of ``num_features`` features alone."""
     return _squared(0.8) * _alike(num_features, 0.7) + WhiteKernel(0.01, (1e-5, 1))
+
+
+class _Regressor(GaussianProcessRegressor):  # type: ignore[misc]  # scikit-learn has no types
+    """Computes no likelihood when it is fitted, which takes as long as all the rest."""
+
+    def log_marginal_likelihood(
+        self, theta: Array | None = None, eval_gradient: bool = False, clone_kernel: bool = True
+    ) -> Any:
+        """With its gradient, as scikit-learn computes it; without, as ``fit`` asks for it, NaN."""
+        if not eval_gradient:
+            return math.nan
+        return super().log_marginal_likelihood(theta, eval_gradient, clone_kernel)
 
 
 class _ConditionedProcess:
@@ -197,7 +212,7 @@ class _ConditionedProcess:
             )
         self._kernel, self._inputs = kernel, self._columns(rows, prior_means)
         self._targets = (rest - self._mean) / self._scale
-        self._regressor = GaussianProcessRegressor(kernel, alpha=1e-6, optimizer=None).fit(
+        self._regressor = _Regressor(kernel, alpha=1e-6, optimizer=None).fit(
             self._inputs, self._targets
         )
 
@@ -216,7 +231,7 @@ class _ConditionedProcess:
         Source: Miller and Dunson, "Robust Bayesian inference via coarsening" (2019), on posteriors
         with a power of the likelihood.
         """
-        process = GaussianProcessRegressor(self._kernel, alpha=1e-6, optimizer=None).fit(
+        process = _Regressor(self._kernel, alpha=1e-6, optimizer=None).fit(
             self._inputs[rows], self._targets[rows]
         )
 
@@ -249,7 +264,8 @@ class _ConditionedProcess:
     @property
     def log_likelihood(self) -> float:
         """Log likelihood of the values, up to a constant that depends only on their number."""
-        of_targets = float(self._regressor.log_marginal_likelihood_value_)
+        log_determinant = 2 * float(np.log(np.diag(self._regressor.L_)).sum())
+        of_targets = -0.5 * (float(self._targets @ self._regressor.alpha_) + log_determinant)
         return of_targets - len(self._targets) * math.log(self._scale)
 
     def _columns(self, rows: Array, prior_means: Array) -> Array:
@@ -306,13 +322,14 @@ class _OnColumns(Exponentiation):  # type: ignore[misc]  # scikit-learn has no t
         rows, row_of = self._distinct(X)
         if eval_gradient:
             return tuple(
-                values.take(row_of, axis=0).take(row_of, axis=1)
+                values.take(row_of, axis=1).take(row_of, axis=0)
                 for values in self.kernel(rows, eval_gradient=True)
             )
         if Y is None:
-            return self.kernel(rows).take(row_of, axis=0).take(row_of, axis=1)
+            return self.kernel(rows).take(row_of, axis=1).take(row_of, axis=0)
         columns, column_of = self._distinct(Y)
-        return self.kernel(rows, columns).take(row_of, axis=0).take(column_of, axis=1)
+        # columns first, of fewer rows
+        return self.kernel(rows, columns).take(column_of, axis=1).take(row_of, axis=0)
 
     def _distinct(self, rows: Array) -> tuple[Array, Indices]:
         """The distinct rows, and for every row the index of the one that equals it."""

@@ -63,6 +63,8 @@ class UnitCube:
             )
             for _, key, parameter, chosen in space.walk()
         ]
+        self._choices = {key for each in self._coordinates for key, _ in each.branch}
+        """Config keys of the choices that open branches."""
         self.num_options = [coordinate.num_options for coordinate in self._coordinates]
         """Number of options of each coordinate that is a category, 0 for a coordinate that is a
         number."""
@@ -83,7 +85,7 @@ class UnitCube:
         encoded = np.full((len(points), len(self._coordinates)), np.nan)
         for row, point in zip(encoded, points, strict=True):
             values = point.values
-            options = {(key, override_text(value)) for key, value in values.items()}
+            options = {(key, override_text(values[key])) for key in self._choices if key in values}
             for index, coordinate in enumerate(self._coordinates):
                 if coordinate.key in values and coordinate.branch <= options:
                     row[index] = coordinate.encode(values[coordinate.key])
@@ -302,9 +304,9 @@ class Candidates:
             )
             for index in range(count)
         ]
-        given = {point.key for point in near}
         if self._size > _MAX_REMEMBERED:
-            return [point for point in drawn if point.key not in given] if given else drawn
+            given = [point.values for point in near]  # keys take longer
+            return [point for point in drawn if point.values not in given]
         new = [point for point in drawn if point.key not in self._tried]
         if new or self._size > 4096:  # random draws soon find one there
             return new

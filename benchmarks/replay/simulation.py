@@ -70,6 +70,10 @@ class Trace:
         """Training seconds of all stretches together."""
         return sum(stretch.train_seconds - stretch.from_train_seconds for stretch in self.stretches)
 
+    def lasted(self, max_seconds: float) -> bool:
+        """Whether some training went on until this time of the clock."""
+        return any(stretch.stopped_seconds >= max_seconds for stretch in self.stretches)
+
     def charges(self, *, resume_seconds: float, decision_seconds: float) -> float:
         """Device-seconds that the virtual clock leaves out: a decision before every stretch, and
         resuming each paused training.

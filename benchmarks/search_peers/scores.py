@@ -77,6 +77,7 @@ def score_trace(
     trace: Trace,
     random_seconds: float,
     *,
+    max_seconds: float = math.inf,
     resume_seconds: float = RESUME_SECONDS,
     decision_seconds: float = DECISION_SECONDS,
 ) -> dict[str, Any]:
@@ -86,6 +87,8 @@ def score_trace(
     Args:
         random_seconds: device seconds of a plain random search without cap; taken only where no
             winner was found.
+        max_seconds: seconds on the clock after which the search was ended; what it had spent then
+            counts as its cost where it had found no winner.
         resume_seconds, decision_seconds: what resuming a trial and a decision take, for the cost
             multiple with charges.
     """
@@ -103,7 +106,7 @@ def score_trace(
             / best
         ),
         "num_resumed": sum(each.from_train_seconds > 0 for each in trace.stretches),
-        "threw_last_winner_away": found is None,
+        "threw_last_winner_away": found is None and not trace.lasted(max_seconds),
         "num_top_started": started,
         "num_top_lost": lost,
         "num_trials": len({each.trial for each in trace.stretches}),

@@ -104,6 +104,33 @@ def test_the_cost_multiple_is_what_was_spent_until_the_winner_over_its_time(
     assert (score["cost_multiple"], score["threw_last_winner_away"]) == (cost_multiple, is_lost)
 
 
+def test_a_search_that_was_ended_is_charged_what_it_spent_and_lost_nothing(
+    recording: Recording,
+) -> None:
+    trace = trace_of((10, 8.0, 8.0, "MISSED"), (0, 9.0, 1.0, "STOPPED"))
+    score = score_trace(recording, trace, 0.0, max_seconds=9.0)
+    assert (score["cost_multiple"], score["threw_last_winner_away"]) == (4.5, False)
+
+
+def test_searches_end_at_a_budget_and_are_each_of_other_trials(recordings: Path) -> None:
+    of_half = [
+        run_search(
+            Search(
+                recording=recordings / "one",
+                policy="random",
+                seed=seed,
+                num_workers=1,
+                best_times=5,
+                keep=0.5,
+            )
+        )
+        for seed in range(4)
+    ]
+    assert all(score.cost_multiple <= 5 for score in of_half)
+    assert any(score.cost_multiple == 5 for score in of_half)
+    assert not any(score.threw_last_winner_away for score in of_half)
+
+
 @pytest.mark.parametrize(
     ("stretches", "winners"),
     [
