@@ -134,6 +134,8 @@ class Policy:
     """Runs that an earlier process began and did not end, with their evaluations."""
     is_everywhere: Callable[[Collection[str | None]], bool] = staticmethod(lambda devices: True)
     """Whether runs that failed on these devices would fail on any: set by who knows the devices."""
+    seconds_left: Callable[[], float] = staticmethod(lambda: math.inf)
+    """Seconds after which no run goes on: set by who keeps a time budget."""
 
     def suggest(self) -> Answer:
         """What a free worker does next."""

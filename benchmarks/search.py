@@ -91,6 +91,8 @@ class Search:
     """Share of the recording's trials that are kept, drawn at random by the seed."""
     best_times: float = math.inf
     """After how many times the recording's best time to target the search ends."""
+    is_told: bool = False
+    """Whether the policy knows when the search ends, as in a study with a time budget."""
     resume_seconds: float = RESUME_SECONDS
     charged_decision_seconds: float = DECISION_SECONDS
 
@@ -145,6 +147,7 @@ def _trace(search: Search) -> Trace:
         num_workers=search.num_workers,
         within=WITHIN,
         max_seconds=_max_seconds(search),
+        is_told=search.is_told,
     )
 
 
@@ -433,6 +436,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             num_workers=num_workers,
             keep=arguments.keep,
             best_times=arguments.best_times,
+            is_told=arguments.told,
             resume_seconds=arguments.charge_resume_seconds,
             charged_decision_seconds=arguments.charge_decision_seconds,
         )
@@ -508,6 +512,11 @@ def main(command_line: Sequence[str] | None = None) -> int:
         type=float,
         default=math.inf,
         help="end each search after so many times the recording's best time to target",
+    )
+    parser.add_argument(
+        "--told",
+        action="store_true",
+        help="let the searches know when they end, as with search.time_budget_seconds",
     )
     parser.add_argument(
         "--workers", type=_numbers, default=[1, 8], help="numbers of virtual workers, with commas"

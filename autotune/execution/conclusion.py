@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -344,7 +345,7 @@ class _Conclusion:
             ("target", str(plan.trial.target)),
             ("objective", "" if plan.score_format.is_time else plan.score_format.description),
             *_verdict(confirmation),
-            ("trials", ", ".join(f"{name} {count}" for name, count in self.outcomes.items())),
+            ("trials", ", ".join(starmap(_outcome_text, self.outcomes.items()))),
             (
                 "spent",
                 f"{format_seconds(self.train_seconds)} of training in"
@@ -398,6 +399,10 @@ class _Conclusion:
             f"search further: {self.plan.further_command}\nor make it easier: a higher"
             " target.max_train_seconds, or another target.value (another study.name then)"
         )
+
+
+def _outcome_text(outcome: str, count: int) -> str:
+    return f"{outcome} {count}" + " (never finished)" * (outcome == Outcome.STOPPED)
 
 
 def _is_exported(confirmation: Confirmation) -> bool:

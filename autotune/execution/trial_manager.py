@@ -159,6 +159,7 @@ class TrialManager:
         self._resumed: Resume | None = None
         """What is to continue as soon as its state is written."""
         self.policy.is_everywhere = self._is_everywhere
+        self.policy.seconds_left = lambda: self._seconds_left
         for run, curve in self.policy.begun:
             self._runs[run.name] = self._live(run, Stage.PAUSED)
             self._runs[run.name].curve = curve

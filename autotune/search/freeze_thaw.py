@@ -301,6 +301,14 @@ class FreezeThawSampler(PausingSampler):
             self._earlier.take(chosen)
         return chosen
 
+    @property
+    def _is_ending(self) -> bool:
+        """Whether less is left than the best configuration needs: no time for what is not left to
+        the model.
+        """
+        left, best = self._history.score_of(self.seconds_left()), self._history.best
+        return math.isfinite(best) and left < best
+
     def _best(
         self, rng: np.random.Generator, *, beside: int | None, new: bool
     ) -> Suggestion | int | None:
@@ -317,7 +325,7 @@ class FreezeThawSampler(PausingSampler):
         if not seen or not (new or waiting):
             return self._history.repeat(_MIN_GAIN) if may_repeat else None
         promoted = self._history.promoted(waiting, self._reduction_factor)
-        if promoted is not None:
+        if promoted is not None and not self._is_ending:
             return promoted
         self._gains.learn(rng)
         return self._most_promising(
@@ -350,7 +358,9 @@ class FreezeThawSampler(PausingSampler):
             drawn = drawn + self._earlier.points
             calibrations += [self._of_earlier] * len(self._earlier.points)
         calibrations += [self._of_waiting] * len(waiting)
-        log_gains, soon, ever = self._gains.log_gains(drawn, waiting, beside)
+        log_gains, soon, ever = self._gains.log_gains(
+            drawn, waiting, beside, self._history.score_of(self.seconds_left())
+        )
         for number, log_gain in zip(waiting, log_gains[len(drawn) :], strict=True):
             self._trials[number].log_gain = float(log_gain)
         if not new and math.isfinite(self._history.best) and ever.max() < self._least_chance:
@@ -368,7 +378,7 @@ class FreezeThawSampler(PausingSampler):
         ):
             return repeat
         if best < len(drawn):
-            if self._by_chance.is_due():
+            if self._by_chance.is_due() and not self._is_ending:
                 best = self._history.random_index(drawn, rng)
             else:
                 self._proposed_by = calibrations[best]
@@ -378,6 +388,7 @@ class FreezeThawSampler(PausingSampler):
         if (
             chosen != beside
             and self._by_age.is_due()
+            and not self._is_ending
             and (
                 oldest := min(
                     (

@@ -81,7 +81,11 @@ class GainModel:
         return log_steps - log_lengths if self._has_lengths else log_steps
 
     def log_gains(
-        self, drawn: Sequence[Suggestion], waiting: Sequence[int], running: int | None
+        self,
+        drawn: Sequence[Suggestion],
+        waiting: Sequence[int],
+        running: int | None,
+        left: float = math.inf,
     ) -> tuple[Array, Array, Array]:
         """For each point and waiting trial: the logarithm of its expected gain per second, its
         chance to win soon, and to win ever.
@@ -90,6 +94,8 @@ class GainModel:
             drawn: new points.
             waiting: numbers of waiting trials, among them the running one.
             running: number of the running trial, which need not be resumed; None without one.
+            left: score, in the history's unit, that a trial may still spend. What takes more gains
+                nothing, unless everything does.
         """
         history = self._history
         log_smallest = math.log(smallest_step := min(trial.curve[0].step for trial in history.seen))
@@ -142,6 +148,8 @@ class GainModel:
         weight = 1 if has_best else 2
         log_gains = weight * log_chances + np.log(gains) - np.log(cost)
         is_possible = (times > spent * 1.001) & (times >= soonest * 0.999)
+        if (is_in_time := is_possible & (times - spent + resume_seconds <= left)).any():
+            is_possible = is_in_time
         chances = np.exp(log_chances)
         soon = chances[is_possible.argmax(axis=0), np.arange(len(features))]
         ever = np.where(is_possible, chances, 0.0).max(axis=0)

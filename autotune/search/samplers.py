@@ -3,6 +3,7 @@ study gets along with either.
 """
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -29,6 +30,8 @@ class PausingSampler:
 
     can_repeat: Callable[[Suggestion], bool] = staticmethod(lambda suggestion: True)
     """Whether a point that was trained may be proposed again."""
+    seconds_left: Callable[[], float] = staticmethod(lambda: math.inf)
+    """Seconds after which the search ends, with all trials that have not ended by then."""
 
     def propose(self, *, new: bool = True) -> Suggestion | int | None:
         """Choose what to train next: a point, if ``new`` trials are wanted, or the number of a

@@ -135,6 +135,8 @@ class Scheduler(SearchSettings, Policy):
         """Results of all ended trials, by trial number."""
         if place is not None:
             self._sampler.can_repeat = place.can_repeat
+        # a policy is told its own later
+        self._sampler.seconds_left = lambda: self.seconds_left()  # noqa: PLW0108
         for result in self.results.values():
             self._learn(result)
         for suggestion in rejected_points(study, space):

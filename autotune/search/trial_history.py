@@ -354,6 +354,10 @@ class TrialHistory:
         self.limit = max(self.limit, score / self.unit)
         return score / self.unit / longest
 
+    def score_of(self, seconds: float) -> float:
+        """Score, divided by ``unit``, of so many seconds of the costliest trial seen."""
+        return seconds * self.limit / self._target.max_train_seconds
+
     def random_index(self, drawn: Sequence[Suggestion], rng: np.random.Generator) -> int:
         """Draw the index of one of the points, with probability proportional to its chance of
         being feasible.

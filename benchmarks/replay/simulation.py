@@ -190,6 +190,7 @@ def replay(
     repeats_any: bool = False,
     points: TrialPoints | None = None,
     max_seconds: float = math.inf,
+    is_told: bool = False,
 ) -> Trace:
     """Run a policy's search over a recording until no trial is left to train.
 
@@ -203,9 +204,14 @@ def replay(
             recording's best time; None never ends early.
         points: where the trials of suggested points come from, in place of the recording's own.
         max_seconds: seconds on the clock after which the search ends.
+        is_told: whether the policy knows ``max_seconds``, as in a study with a time budget.
     """
     points = points or RecordedPoints(recording.space, recording.trials, repeats_any=repeats_any)
-    return _Replay(recording, points, make_policy(points), num_workers, within, max_seconds).run()
+    policy = make_policy(points)
+    replaying = _Replay(recording, points, policy, num_workers, within, max_seconds)
+    if is_told:
+        policy.seconds_left = lambda: max_seconds - replaying.now
+    return replaying.run()
 
 
 class _Replay:
@@ -235,21 +241,22 @@ class _Replay:
         self._num_events = 0
         self._stretches: list[Stretch] = []
         self._is_found = False
+        self.now = 0.0
+        """The virtual clock."""
 
     def run(self) -> Trace:
-        now = 0.0
-        self._hand_out(now)
+        self._hand_out(self.now)
         while self._events and not self._is_found:
             now, _, worker = heapq.heappop(self._events)
+            self.now = min(now, self._max_seconds)
             if now > self._max_seconds:
-                now = self._max_seconds
                 break
             self._advance(worker, now)
             self._hand_out(now)
         # the search ended during these trainings
         for worker, (training, since, seconds) in sorted(self._at_work.items()):
-            training.seconds = seconds + (now - since)
-            self._end_stretch(worker, now, Outcome.STOPPED)
+            training.seconds = seconds + (self.now - since)
+            self._end_stretch(worker, self.now, Outcome.STOPPED)
         return Trace(stretches=tuple(self._stretches), num_workers=self._num_workers)
 
     def _hand_out(self, now: float) -> None:

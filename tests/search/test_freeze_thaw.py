@@ -106,6 +106,24 @@ def test_it_finds_a_good_point_in_less_training_than_chance_with_a_cap() -> None
     assert cost(True) < cost(False) - math.log(1.3)
 
 
+def test_what_cannot_end_in_the_time_that_is_left_gains_less() -> None:
+    made, rng = sampler(num_startup_trials=1), np.random.default_rng(0)
+    points = [Suggestion({"kind": "slow", "lr": lr, "size": 64}) for lr in (0.01, 0.02, 0.1, 0.3)]
+    for number, point in enumerate(points):
+        recorded = made_up(number, point.values)
+        curve = [replayed_evaluation(recorded, index) for index in range(7 if number else 3)]
+        made.paused(number, point, curve)
+    made._gains.learn(rng)
+    # after three of about six steps of eight seconds, and anew
+    drawn = [Suggestion({"kind": "slow", "lr": 0.011, "size": 64})]
+    untold = made._gains.log_gains(drawn, [0], None)[0]
+    told = made._gains.log_gains(drawn, [0], None, 40.0)[0]
+    assert told[1] == untold[1]
+    assert told[0] < untold[0]
+    too_short = made._gains.log_gains(drawn, [0], None, 1e-3)[0]
+    np.testing.assert_array_equal(too_short, untold)
+
+
 def test_the_same_seed_searches_the_same_way() -> None:
     recorded = recording(24)
     assert searched(recorded, seed=3) == searched(recorded, seed=3)
