@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from syne_tune import config_space
-from syne_tune.backend.trial_status import Run as SyneTrial
+from syne_tune.backend.trial_status import Trial as SyneTrial
 from syne_tune.optimizer.baselines import ASHA, BOHB
 from syne_tune.optimizer.scheduler import SchedulerDecision
 
