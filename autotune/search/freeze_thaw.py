@@ -96,7 +96,8 @@ class FreezeThawSampler(PausingSampler):
         num_candidates: points drawn for each proposal, of which the most promising is trained: half
             of them near the best configurations, once some have reached the target.
         reduction_factor: of the trials trained for some time, one in this many is trained on to at
-            least twice that time.
+            least twice that time. None is 2 where the space varies the schedule's length, since
+            early metrics say less there, else 4.
         length_key: config key of the schedule's length in epochs; where the space varies it, curves
             are modelled over the fraction of the schedule that is done.
         earlier: earlier studies to learn from.
@@ -115,13 +116,14 @@ class FreezeThawSampler(PausingSampler):
         seed: int,
         num_startup_trials: int = 6,
         num_candidates: int = 128,
-        reduction_factor: float = 2,
+        reduction_factor: float | None = None,
         least_chance: float = 0.01,
         length_key: str = "epochs",
         earlier: Sequence[EarlierStudy] = (),
     ) -> None:
         is_positive = min(num_startup_trials, num_candidates) >= 1
-        if not (is_positive and reduction_factor > 1 and 0 <= least_chance < 1):
+        is_reduced = reduction_factor is None or reduction_factor > 1
+        if not (is_positive and is_reduced and 0 <= least_chance < 1):
             raise ConfigError(
                 f"search.sampler: found num_startup_trials {num_startup_trials}, num_candidates"
                 f" {num_candidates}, reduction_factor {reduction_factor}, least_chance"
@@ -324,7 +326,8 @@ class FreezeThawSampler(PausingSampler):
         use_one_thread()
         if not seen or not (new or waiting):
             return self._history.repeat(_MIN_GAIN) if may_repeat else None
-        promoted = self._history.promoted(waiting, self._reduction_factor)
+        by_schedule = 2 if self._history.has_lengths else 4
+        promoted = self._history.promoted(waiting, self._reduction_factor or by_schedule)
         if promoted is not None and not self._is_ending:
             return promoted
         self._gains.learn(rng)

@@ -20,6 +20,9 @@ from autotune.space import Choice, SearchSpace, Suggestion
 
 WIN = 0.97
 """Fraction of the best score so far that a winner must reach the target within."""
+_LEAST_PROGRESS = 0.1
+"""Fraction of a schedule before which a metric says little of its end, where schedules differ in
+length."""
 _PAST_FLAT = 1.25
 """How far a trial is trained before it may be paused, relative to the flat start of others."""
 
@@ -165,9 +168,9 @@ class TrialHistory:
         self.reached: dict[int, Key] = {}
         """The configuration of every trial that reached the target."""
         self._least_gap = 1.0
-        self.informative_position = -math.inf
-        """Position up to which curves say little: somewhat past the median flat start of the trials
-        that reached the target, or before any did of those that ended."""
+        self._past_flat = -math.inf
+        """Position somewhat past the median flat start of the trials that reached the target, or
+        before any did of those that ended."""
         self.unit = 1.0 if self._is_time else 0.0
         """Score of a second of training, of the first trial seen (0 before it): all scores are
         divided by it."""
@@ -206,6 +209,14 @@ class TrialHistory:
         """
         return self._length_key is not None
 
+    @property
+    def informative_position(self) -> float:
+        """Position up to which curves say little: they may be flat at first, and metrics improve as
+        the schedule ends.
+        """
+        least = math.log(_LEAST_PROGRESS) - 1e-9 if self.has_lengths else -math.inf  # rounding
+        return max(self._past_flat, least)
+
     def finish(self, result: TrialResult, score: float | None) -> None:
         """Take the result of a trial; ``score`` is None unless it reached the target."""
         trial = self.trials.get(result.trial)
@@ -232,7 +243,7 @@ class TrialHistory:
         ended = [trial for trial in ended if trial.least_shortfall <= 0] or ended
         flat = [trial.flat_position for trial in ended]
         if known := [position for position in flat if position is not None]:
-            self.informative_position = float(np.median(known)) + math.log(_PAST_FLAT)
+            self._past_flat = float(np.median(known)) + math.log(_PAST_FLAT)
 
     def best_points(self, count: int) -> list[Suggestion]:
         """The points that are expected to reach the target soonest, of those that reached it."""

@@ -301,6 +301,20 @@ def test_no_trial_is_paused_in_the_flat_start_that_trials_had_that_ended() -> No
     assert min(longest.values()) == 12, "9 times 1.25 steps say enough"
 
 
+def test_no_trial_is_paused_in_the_first_tenth_of_a_schedule_whose_length_is_searched() -> None:
+    space = SearchSpace.from_mapping(
+        {"epochs": {"type": "int", "low": 20, "high": 80}, "lr": DOMAINS["lr"]}, "space.yaml"
+    )
+    made = sampler(space=space, num_startup_trials=4)
+    for number, epochs in enumerate((80, 40)):
+        made.started(number, Suggestion({"epochs": epochs, "lr": 0.01}))
+        decisions = [
+            made.observe(number, make_evaluation(float(step), step=step, epoch=step, metric=0.1))
+            for step in range(1, epochs // 10 + 1)
+        ]
+        assert decisions == [Decision.CONTINUE] * (epochs // 10 - 1) + [Decision.PAUSE]
+
+
 def test_flat_starts_of_winners_count_before_those_of_others() -> None:
     history = TrialHistory(SPACE, TARGET, OBJECTIVE, "epochs", lambda _: False)
     assert math.isinf(history.informative_position)
