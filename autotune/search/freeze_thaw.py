@@ -11,8 +11,9 @@ still needs is trained next.
 Three guards keep the search from trusting a model that has seen too little. The first few points
 are drawn at random. Of the trials that have been trained for some time, a fixed share is always
 trained on to twice that time, the one with the best metric first, as asynchronous successive
-halving does: so the model always has some long curves to learn from. And until a trial has reached
-the target, the running one is paused only for one that promises much more.
+halving does: so the model always has some long curves to learn from. And where schedules differ in
+length, until a trial has reached the target, the running one is paused only for one that promises
+much more.
 
 Source: freeze-thaw Bayesian optimization (Swersky, Snoek and Adams, 2014); asynchronous successive
 halving (Li et al., 2020).
@@ -39,8 +40,9 @@ from autotune.space import SearchSpace, Suggestion
 _NUM_NEAR = 4
 """Number of the best configurations that half of the new points are drawn near."""
 _MAX_LEAD = 1.0
-"""Until a trial has reached the target: how far another candidate's expected gain per second, as a
-logarithm, may be above the running trial's without its being paused."""
+"""Until a trial has reached the target, where schedules differ in length: how far another
+candidate's expected gain per second, as a logarithm, may be above the running trial's without its
+being paused."""
 _MIN_GAIN = 1e-3
 """Minimum expected gain of a repeat, as the logarithm of a ratio of scores, once there is no new
 point left."""
@@ -214,6 +216,7 @@ class FreezeThawSampler(PausingSampler):
         if (trial := self._trials.get(number)) is None:
             return
         trial.curve.clear()
+        trial.rungs.clear()
         trial.best_index = 0
         for evaluation in evaluations:
             self._history.add_evaluation(number, evaluation)
@@ -370,7 +373,7 @@ class FreezeThawSampler(PausingSampler):
             return self._history.repeat(least_gain) if may_repeat else None
         log_gains += np.log([calibration.share for calibration in calibrations])
         best = int(log_gains.argmax())
-        if beside in waiting and math.isinf(self._history.best):
+        if beside in waiting and self._history.may_all_miss:
             running = len(drawn) + waiting.index(beside)
             if log_gains[best] - log_gains[running] <= _MAX_LEAD:
                 return beside

@@ -143,9 +143,9 @@ class GainModel:
         )
         cost = np.maximum(times - spent, np.exp(log_rates) * smallest_step * 0.5) + resume_seconds
         log_chances = log_reached + log_evaluated
-        # The highest of many chances is most often one that is too high. Before any trial has
-        # reached the target, that would favour short schedules: many of them can miss it in turn.
-        weight = 1 if has_best else 2
+        # The highest of many chances is most often one that is too high, which favours short
+        # schedules.
+        weight = 2 if history.may_all_miss else 1
         log_gains = weight * log_chances + np.log(gains) - np.log(cost)
         is_possible = (times > spent * 1.001) & (times >= soonest * 0.999)
         if (is_in_time := is_possible & (times - spent + resume_seconds <= left)).any():

@@ -55,6 +55,9 @@ class KnownTrial:
     is_repeat: bool
     """Whether the configuration had reached the target before this trial began."""
     curve: list[CurvePoint] = field(default_factory=list)
+    rungs: list[float] = field(default_factory=list)
+    """Shortfall at the first evaluation, and when the time since the start had doubled once, twice
+    and so on."""
     best_index: int = 0
     """Index in ``curve`` of the evaluation nearest to the target."""
     is_paused: bool = False
@@ -75,6 +78,9 @@ class KnownTrial:
         """Append an evaluation to the trial's curve."""
         self.curve.append(evaluation)
         self.log_gain = math.inf
+        num_doublings = math.log2(max(evaluation.seconds / self.curve[0].seconds, 1) * 1.0001)
+        while len(self.rungs) <= num_doublings:
+            self.rungs.append(evaluation.shortfall)
         if evaluation.shortfall < self.curve[self.best_index].shortfall:
             self.best_index = len(self.curve) - 1
 
@@ -82,13 +88,6 @@ class KnownTrial:
     def least_shortfall(self) -> float:
         """Least distance from the target so far; infinite before the first evaluation."""
         return self.curve[self.best_index].shortfall if self.curve else math.inf
-
-    @property
-    def num_doublings(self) -> int:
-        """How many times the trial's time has doubled since its first evaluation."""
-        return int(
-            np.floor(np.log2(max(self.curve[-1].seconds / self.curve[0].seconds, 1) * 1.0001))
-        )
 
     @property
     def position(self) -> float:
@@ -217,6 +216,13 @@ class TrialHistory:
         least = math.log(_LEAST_PROGRESS) - 1e-9 if self.has_lengths else -math.inf  # rounding
         return max(self._past_flat, least)
 
+    @property
+    def may_all_miss(self) -> bool:
+        """Whether many short schedules could miss the target in turn: none has reached it yet, and
+        schedules differ in length.
+        """
+        return self.has_lengths and math.isinf(self.best)
+
     def finish(self, result: TrialResult, score: float | None) -> None:
         """Take the result of a trial; ``score`` is None unless it reached the target."""
         trial = self.trials.get(result.trial)
@@ -291,31 +297,37 @@ class TrialHistory:
         return None
 
     def promoted(self, waiting: Sequence[int], reduction_factor: float) -> int | None:
-        """A waiting trial to train on to twice its time, because too few trials have been.
+        """A waiting trial to train on to twice its time: one of the best of those that were trained
+        as long.
 
-        None if enough have been.
+        None if there is none.
 
         Time counts in doublings of a trial's own first evaluation, since the first one of a slow
         trial takes as long as many of a fast one. Trials with the most doublings come first, and of
         these the one nearest to the target, but a stalled one only where all have stalled: where
         most trials stall just short of the target, the nearest ones are those that will never reach
         it.
+
+        Source: asynchronous successive halving (Li et al., 2020).
         """
-        levels = np.sort([trial.num_doublings for trial in self.seen])
-        of_waiting = {number: self.trials[number].num_doublings for number in waiting}
-        # trials with each number of doublings or more
-        num_at_least = len(levels) - np.searchsorted(levels, np.arange(levels[-1] + 2))
         # While all curves are flat, nothing is known of any, so one of them is trained to its end.
         is_flat = not any(trial.has_ended or trial.has_risen for trial in self.seen)
-        for low in range(max(of_waiting.values(), default=-1), -1, -1):
-            if num_at_least[low + 1] < num_at_least[low] / reduction_factor - (not is_flat):
-                due = [
-                    number
-                    for number, level in of_waiting.items()
-                    if level == low and self.may_win(self.trials[number])
-                ]
-                if due:
-                    return min(due, key=lambda number: self.trials[number].promotion_order)
+        most = max((len(self.trials[number].rungs) for number in waiting), default=0)
+        for rung in range(most - 1, -1, -1):
+            best = sorted(
+                (trial.rungs[rung], number)
+                for number, trial in self.trials.items()
+                if len(trial.rungs) > rung
+            )
+            due = [
+                number
+                for _, number in best[: max(int(len(best) / reduction_factor), is_flat)]
+                if number in waiting
+                and len(self.trials[number].rungs) == rung + 1
+                and self.may_win(self.trials[number])
+            ]
+            if due:
+                return min(due, key=lambda number: self.trials[number].promotion_order)
         return None
 
     def add_evaluation(self, number: int, evaluation: Evaluation) -> None:

@@ -337,4 +337,15 @@ def test_one_trial_is_trained_to_its_end_while_all_curves_are_flat() -> None:
     assert history.promoted(range(4), 2) == 0, "the longest one goes on"
     for evaluation in late_riser(1, 4):
         history.add_evaluation(3, evaluation)
-    assert history.promoted(range(4), 2) is None, "one curve has risen"
+    assert history.promoted(range(4), 2) == 3, "the one that has risen goes on"
+
+
+def test_the_best_after_so_long_are_trained_on_however_many_others_were() -> None:
+    history = TrialHistory(SPACE, TARGET, OBJECTIVE, "epochs", lambda _: False)
+    for number in range(5):
+        start(history, number, {**POINT, "lr": 0.1 / (number + 1)})
+        for evaluation in late_riser(6, 8) if number < 4 else late_riser(1, 2):
+            history.add_evaluation(number, evaluation)
+    assert history.trials[0].rungs[1] > history.trials[4].rungs[1] > history.trials[0].rungs[3]
+    assert history.promoted([4], 4) == 4, "the best of five after two steps"
+    assert history.promoted([4], 6) is None, "of six it would be one"
