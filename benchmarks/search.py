@@ -100,7 +100,7 @@ class Search:
 def run_search(search: Search) -> SearchScore:
     """Replay a search and score it."""
     quiet_optuna()
-    recording = _recording(search.recording, search.keep, search.seed)
+    recording = _recording(search)
     began = time.perf_counter()
     trace = _trace(search)
     wall_seconds = time.perf_counter() - began
@@ -136,10 +136,7 @@ def run_search(search: Search) -> SearchScore:
 
 
 def _trace(search: Search) -> Trace:
-    recording, kind = (
-        _recording(search.recording, search.keep, search.seed),
-        POLICIES[search.policy],
-    )
+    recording, kind = _recording(search), POLICIES[search.policy]
     return replay(
         recording,
         # it has the verbs
@@ -153,16 +150,22 @@ def _trace(search: Search) -> Trace:
 
 def _max_seconds(search: Search) -> float:
     """Seconds on the clock after which a search ends."""
-    best = best_seconds(_recording(search.recording, search.keep, search.seed))
+    best = best_seconds(_recording(search))
     return math.inf if best is None else search.best_times * best / search.num_workers
 
 
+def _recording(search: Search) -> Recording:
+    whole = _whole_recording(search.recording)
+    if search.keep == 1:
+        return whole
+    rng = np.random.default_rng(search.seed)
+    trials = tuple(trial for trial in whole.trials if rng.random() < search.keep)
+    return dataclasses.replace(whole, trials=trials)
+
+
 @lru_cache(maxsize=4)
-def _recording(folder: Path, keep: float, seed: int) -> Recording:
-    recording = read_recording(folder)
-    rng = np.random.default_rng(seed)
-    trials = tuple(each for each in recording.trials if keep == 1 or rng.random() < keep)
-    return dataclasses.replace(recording, trials=trials)
+def _whole_recording(folder: Path) -> Recording:
+    return read_recording(folder)
 
 
 def run_searches(searches: Sequence[Search], num_processes: int) -> Iterator[SearchScore]:
@@ -503,7 +506,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
     parser.add_argument("--first-seed", type=int, default=0, help="seed of the first of them")
     parser.add_argument(
         "--keep",
-        type=float,
+        type=_share,
         default=1.0,
         help="share of each recording's trials to keep, drawn anew for each seed",
     )
@@ -553,6 +556,13 @@ def main(command_line: Sequence[str] | None = None) -> int:
 
 def _names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
+
+
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"found {text}; use a number above 0, at most 1")
+    return share
 
 
 def _numbers(text: str) -> list[int]:

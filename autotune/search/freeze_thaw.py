@@ -329,9 +329,11 @@ class FreezeThawSampler(PausingSampler):
         use_one_thread()
         if not seen or not (new or waiting):
             return self._history.repeat(_MIN_GAIN) if may_repeat else None
-        by_schedule = 2 if self._history.has_lengths else 4
-        promoted = self._history.promoted(waiting, self._reduction_factor or by_schedule)
-        if promoted is not None and not self._is_ending:
+        reduction_factor = self._reduction_factor or (2 if self._history.has_lengths else 4)
+        if (
+            not self._is_ending
+            and (promoted := self._history.promoted(waiting, reduction_factor)) is not None
+        ):
             return promoted
         self._gains.learn(rng)
         return self._most_promising(

@@ -312,6 +312,7 @@ class TrialHistory:
         """
         # While all curves are flat, nothing is known of any, so one of them is trained to its end.
         is_flat = not any(trial.has_ended or trial.has_risen for trial in self.seen)
+        of_waiting = set(waiting)
         most = max((len(self.trials[number].rungs) for number in waiting), default=0)
         for rung in range(most - 1, -1, -1):
             best = sorted(
@@ -322,7 +323,7 @@ class TrialHistory:
             due = [
                 number
                 for _, number in best[: max(int(len(best) / reduction_factor), is_flat)]
-                if number in waiting
+                if number in of_waiting
                 and len(self.trials[number].rungs) == rung + 1
                 and self.may_win(self.trials[number])
             ]
