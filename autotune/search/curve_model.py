@@ -123,9 +123,7 @@ class GaussianProcess:
             self._kernel, rows, values, prior_means, self._studies, least_scale
         )
         if learn is not None:
-            # Evaluations of one trial say about as much of hyperparameters as one of them.
-            weight = len(np.unique(rows[learn, -1])) / len(learn) if self._of_curves else 1.0
-            self._learning = _background().submit(self._process.learn, learn, self._prior, weight)
+            self._learning = _background().submit(self._process.learn, learn, self._prior)
             self._fits_until_learnt = 3
 
     def predict(self, rows: Array, prior_means: Array | None = None) -> tuple[Array, Array]:
@@ -153,15 +151,15 @@ def _curve_kernel(num_features: int) -> Kernel:
     """Kernel of metrics over rows of ``num_features`` features, a position in the schedule, and
     the trial's number.
     """
-    near = _squared(0.13) + _squared(1.0) * Matern(8.0, (0.2, 40), nu=0.5)
-    near_at_all = _squared(1.0) * Matern(13.0, (0.2, 40), nu=2.5)
+    near = _squared(0.4) + _squared(0.7) * Matern(4.0, (0.2, 40), nu=2.5)
+    near_at_all = _squared(0.6) * Matern(4.0, (0.2, 40), nu=2.5)
     # 1 or 0, since numbers of trials are whole
-    same_trial = _squared(0.32) * RBF(1e-3, "fixed")
+    same_trial = _squared(0.3) * RBF(1e-3, "fixed")
     return (
-        _alike(num_features, 0.52) * _OnColumns(num_features, 1, near)
+        _alike(num_features, 0.6) * _OnColumns(num_features, 1, near)
         + _OnColumns(num_features, 1, near_at_all)
         + _OnColumns(num_features + 1, 1, same_trial)
-        + WhiteKernel(0.006, (1e-5, 1))
+        + WhiteKernel(0.008, (1e-5, 1))
     )
 
 
@@ -221,15 +219,11 @@ class _ConditionedProcess:
         mean, deviation = self._regressor.predict(self._columns(rows, prior_means), return_std=True)
         return mean * self._scale + self._mean + self._offset(prior_means), deviation * self._scale
 
-    def learn(self, rows: Indices, prior: Array, weight: float) -> Array:
+    def learn(self, rows: Indices, prior: Array) -> Array:
         """Learn the logarithms of the hyperparameters from some rows: a few iterations towards the
         highest posterior density.
 
-        The logarithms have a normal prior around ``prior``, with a standard deviation of 1.4. The
-        likelihood is raised to the power of ``weight``.
-
-        Source: Miller and Dunson, "Robust Bayesian inference via coarsening" (2019), on posteriors
-        with a power of the likelihood.
+        The logarithms have a normal prior around ``prior``, with a standard deviation of 1.4.
         """
         process = _Regressor(self._kernel, alpha=1e-6, optimizer=None).fit(
             self._inputs[rows], self._targets[rows]
@@ -240,8 +234,8 @@ class _ConditionedProcess:
                 theta, eval_gradient=True, clone_kernel=False
             )
             deviation = (theta - prior) / 1.4
-            density = 0.5 * float(deviation @ deviation) - weight * value
-            return density, deviation / 1.4 - weight * gradient
+            density = 0.5 * float(deviation @ deviation) - value
+            return density, deviation / 1.4 - gradient
 
         kernel = process.kernel_
         solution = minimize(

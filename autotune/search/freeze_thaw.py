@@ -12,8 +12,8 @@ Three guards keep the search from trusting a model that has seen too little. The
 are drawn at random. Of the trials that have been trained for some time, a fixed share is always
 trained on to twice that time, the one with the best metric first, as asynchronous successive
 halving does: so the model always has some long curves to learn from. And where schedules differ in
-length, until a trial has reached the target, the running one is paused only for one that promises
-much more.
+length or curves are flat at first, until a trial has reached the target, the running one is paused
+only for one that promises much more.
 
 Source: freeze-thaw Bayesian optimization (Swersky, Snoek and Adams, 2014); asynchronous successive
 halving (Li et al., 2020).
@@ -40,9 +40,9 @@ from autotune.space import SearchSpace, Suggestion
 _NUM_NEAR = 4
 """Number of the best configurations that half of the new points are drawn near."""
 _MAX_LEAD = 1.0
-"""Until a trial has reached the target, where schedules differ in length: how far another
-candidate's expected gain per second, as a logarithm, may be above the running trial's without its
-being paused."""
+"""Until a trial has reached the target, where schedules differ in length or curves are flat at
+first: how far another candidate's expected gain per second, as a logarithm, may be above the
+running trial's without its being paused."""
 _MIN_GAIN = 1e-3
 """Minimum expected gain of a repeat, as the logarithm of a ratio of scores, once there is no new
 point left."""

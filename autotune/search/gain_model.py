@@ -144,7 +144,7 @@ class GainModel:
         cost = np.maximum(times - spent, np.exp(log_rates) * smallest_step * 0.5) + resume_seconds
         log_chances = log_reached + log_evaluated
         # The highest of many chances is most often one that is too high, which favours short
-        # schedules.
+        # schedules and new trials.
         weight = 2 if history.may_all_miss else 1
         log_gains = weight * log_chances + np.log(gains) - np.log(cost)
         is_possible = (times > spent * 1.001) & (times >= soonest * 0.999)

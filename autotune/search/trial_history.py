@@ -5,6 +5,7 @@ configurations are expected to need.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -57,7 +58,7 @@ class KnownTrial:
     curve: list[CurvePoint] = field(default_factory=list)
     rungs: list[float] = field(default_factory=list)
     """Shortfall at the first evaluation, and when the time since the start had doubled once, twice
-    and so on."""
+    and so on; infinite while the curve had not risen, unless schedules differ in length."""
     best_index: int = 0
     """Index in ``curve`` of the evaluation nearest to the target."""
     is_paused: bool = False
@@ -78,11 +79,12 @@ class KnownTrial:
         """Append an evaluation to the trial's curve."""
         self.curve.append(evaluation)
         self.log_gain = math.inf
-        num_doublings = math.log2(max(evaluation.seconds / self.curve[0].seconds, 1) * 1.0001)
-        while len(self.rungs) <= num_doublings:
-            self.rungs.append(evaluation.shortfall)
         if evaluation.shortfall < self.curve[self.best_index].shortfall:
             self.best_index = len(self.curve) - 1
+        num_doublings = math.log2(max(evaluation.seconds / self.curve[0].seconds, 1) * 1.0001)
+        while len(self.rungs) <= num_doublings:
+            is_known = not self.rungs or self.has_risen or math.isfinite(self.log_length)
+            self.rungs.append(evaluation.shortfall if is_known else math.inf)
 
     @property
     def least_shortfall(self) -> float:
@@ -96,14 +98,15 @@ class KnownTrial:
 
     @property
     def flat_position(self) -> float | None:
-        """Position of the evaluation by which a trial had lost a tenth of the shortfall that it
+        """Position of the last evaluation before a trial had lost a tenth of the shortfall that it
         lost in all; None if it did not lose half of its shortfall.
         """
         first, least = self.curve[0].shortfall, self.least_shortfall
         if least > first / 2:
             return None
         risen = first - (first - least) / 10
-        return self._position_of(next(seen for seen in self.curve if seen.shortfall <= risen))
+        flat = takewhile(lambda seen: seen.shortfall > risen, self.curve)
+        return self._position_of([self.curve[0], *flat][-1])
 
     def _position_of(self, evaluation: CurvePoint) -> float:
         length = self.log_length if math.isfinite(self.log_length) else 0.0
@@ -218,10 +221,15 @@ class TrialHistory:
 
     @property
     def may_all_miss(self) -> bool:
-        """Whether many short schedules could miss the target in turn: none has reached it yet, and
-        schedules differ in length.
+        """Whether one trial after another could be left before it would have reached the target:
+        none has reached it yet, and first metrics say little.
+
+        First metrics say little where schedules differ in length, and where most of the trials that
+        were trained for four times as long as until their first evaluation had not risen by then.
         """
-        return self.has_lengths and math.isinf(self.best)
+        early = [trial.rungs[2] for trial in self.seen if len(trial.rungs) > 2]
+        has_flat_start = sum(map(math.isinf, early)) > len(early) / 2
+        return math.isinf(self.best) and (self.has_lengths or has_flat_start)
 
     def finish(self, result: TrialResult, score: float | None) -> None:
         """Take the result of a trial; ``score`` is None unless it reached the target."""
@@ -298,9 +306,9 @@ class TrialHistory:
 
     def promoted(self, waiting: Sequence[int], reduction_factor: float) -> int | None:
         """A waiting trial to train on to twice its time: one of the best of those that were trained
-        as long.
+        as long, None if there is none.
 
-        None if there is none.
+        Those that had not risen by then come last, the nearest to the target now first of them.
 
         Time counts in doublings of a trial's own first evaluation, since the first one of a slow
         trial takes as long as many of a fast one. Trials with the most doublings come first, and of
@@ -316,13 +324,13 @@ class TrialHistory:
         most = max((len(self.trials[number].rungs) for number in waiting), default=0)
         for rung in range(most - 1, -1, -1):
             best = sorted(
-                (trial.rungs[rung], number)
+                (trial.rungs[rung], trial.curve[-1].shortfall, number)
                 for number, trial in self.trials.items()
                 if len(trial.rungs) > rung
             )
             due = [
                 number
-                for _, number in best[: max(int(len(best) / reduction_factor), is_flat)]
+                for *_, number in best[: max(int(len(best) / reduction_factor), is_flat)]
                 if number in of_waiting
                 and len(self.trials[number].rungs) == rung + 1
                 and self.may_win(self.trials[number])

@@ -288,17 +288,17 @@ def test_no_trial_is_paused_in_the_flat_start_that_trials_had_that_ended() -> No
     made.finish(make_result(0, Outcome.MISSED, *late_riser(8, 20), values=POINT), None)
     for number in range(1, 9):
         made.started(number, Suggestion({"kind": "slow", "lr": 0.5, "size": 8 + number}))
-        for evaluation in late_riser(20, 11):
+        for evaluation in late_riser(20, 9):
             assert made.observe(number, evaluation) is Decision.CONTINUE, "it may rise at step 9"
     longest = {
         number: next(
             evaluation.step
-            for evaluation in late_riser(100, 64)[11:]
+            for evaluation in late_riser(100, 64)[9:]
             if made.observe(number, evaluation) is Decision.PAUSE
         )
         for number in range(1, 9)
     }
-    assert min(longest.values()) == 12, "9 times 1.25 steps say enough"
+    assert min(longest.values()) == 10, "8 times 1.25 steps say enough"
 
 
 def test_no_trial_is_paused_in_the_first_tenth_of_a_schedule_whose_length_is_searched() -> None:
@@ -320,12 +320,12 @@ def test_flat_starts_of_winners_count_before_those_of_others() -> None:
     assert math.isinf(history.informative_position)
     start(history, 0, POINT)
     history.finish(make_result(0, Outcome.MISSED, *late_riser(8, 20), values=POINT), None)
-    assert math.exp(history.informative_position) == pytest.approx(9 * 1.25)
+    assert math.exp(history.informative_position) == pytest.approx(8 * 1.25)
     start(history, 1, {**POINT, "size": 16})
     won = late_riser(3, 10)
     won[-1] = replace(won[-1], metric=0.95, outcome=Outcome.REACHED)
     history.finish(make_result(1, Outcome.REACHED, *won, values=POINT), 10.0)
-    assert math.exp(history.informative_position) == pytest.approx(4 * 1.25)
+    assert math.exp(history.informative_position) == pytest.approx(3 * 1.25)
 
 
 def test_one_trial_is_trained_to_its_end_while_all_curves_are_flat() -> None:
@@ -349,3 +349,22 @@ def test_the_best_after_so_long_are_trained_on_however_many_others_were() -> Non
     assert history.trials[0].rungs[1] > history.trials[4].rungs[1] > history.trials[0].rungs[3]
     assert history.promoted([4], 4) == 4, "the best of five after two steps"
     assert history.promoted([4], 6) is None, "of six it would be one"
+
+
+def test_trials_that_were_flat_are_ranked_by_their_metrics_since() -> None:
+    history = TrialHistory(SPACE, TARGET, OBJECTIVE, "epochs", lambda _: False)
+    for number, num_steps in enumerate((4, 4, 7, 5)):
+        start(history, number, {**POINT, "lr": 0.1 / (number + 1)})
+        noise = 0.01 if number == 2 else 0.0
+        for evaluation in late_riser(6, num_steps):
+            history.add_evaluation(number, replace(evaluation, metric=evaluation.metric - noise))
+    assert history.promoted([0, 1, 2, 3], 4) == 2, "it alone has risen since"
+
+
+def test_first_metrics_say_little_where_most_curves_are_flat() -> None:
+    history = TrialHistory(SPACE, TARGET, OBJECTIVE, "epochs", lambda _: False)
+    for number, num_flat in enumerate((1, 6, 6)):
+        start(history, number, {**POINT, "lr": 0.1 / (number + 1)})
+        for evaluation in late_riser(num_flat, 8):
+            history.add_evaluation(number, evaluation)
+        assert history.may_all_miss == (number == 2), "two of three are flat after four steps"
