@@ -24,6 +24,8 @@ WIN = 0.97
 _LEAST_PROGRESS = 0.1
 """Fraction of a schedule before which a metric says little of its end, where schedules differ in
 length."""
+_RISEN = 0.9
+"""Fraction of its first shortfall from which on a curve has risen."""
 _PAST_FLAT = 1.25
 """How far a trial is trained before it may be paused, relative to the flat start of others."""
 
@@ -58,7 +60,7 @@ class KnownTrial:
     curve: list[CurvePoint] = field(default_factory=list)
     rungs: list[float] = field(default_factory=list)
     """Shortfall at the first evaluation, and when the time since the start had doubled once, twice
-    and so on; infinite while the curve had not risen, unless schedules differ in length."""
+    and so on."""
     best_index: int = 0
     """Index in ``curve`` of the evaluation nearest to the target."""
     is_paused: bool = False
@@ -83,8 +85,7 @@ class KnownTrial:
             self.best_index = len(self.curve) - 1
         num_doublings = math.log2(max(evaluation.seconds / self.curve[0].seconds, 1) * 1.0001)
         while len(self.rungs) <= num_doublings:
-            is_known = not self.rungs or self.has_risen or math.isfinite(self.log_length)
-            self.rungs.append(evaluation.shortfall if is_known else math.inf)
+            self.rungs.append(evaluation.shortfall)
 
     @property
     def least_shortfall(self) -> float:
@@ -115,7 +116,7 @@ class KnownTrial:
     @property
     def has_risen(self) -> bool:
         """Whether the trial has lost a tenth of its first shortfall."""
-        return self.least_shortfall <= self.curve[0].shortfall * 0.9
+        return self.least_shortfall <= self.curve[0].shortfall * _RISEN
 
     @property
     def promotion_order(self) -> tuple[bool, float]:
@@ -227,8 +228,8 @@ class TrialHistory:
         First metrics say little where schedules differ in length, and where most of the trials that
         were trained for four times as long as until their first evaluation had not risen by then.
         """
-        early = [trial.rungs[2] for trial in self.seen if len(trial.rungs) > 2]
-        has_flat_start = sum(map(math.isinf, early)) > len(early) / 2
+        early = [trial.rungs for trial in self.seen if len(trial.rungs) > 2]
+        has_flat_start = sum(rungs[2] > rungs[0] * _RISEN for rungs in early) > len(early) / 2
         return math.isinf(self.best) and (self.has_lengths or has_flat_start)
 
     def finish(self, result: TrialResult, score: float | None) -> None:
@@ -305,10 +306,10 @@ class TrialHistory:
         return None
 
     def promoted(self, waiting: Sequence[int], reduction_factor: float) -> int | None:
-        """A waiting trial to train on to twice its time: one of the best of those that were trained
-        as long, None if there is none.
+        """A waiting trial to train on to twice its time, because too few of those that were trained
+        as long have been; None if enough have.
 
-        Those that had not risen by then come last, the nearest to the target now first of them.
+        Where schedules differ in length, each of the best of those is, as they come.
 
         Time counts in doublings of a trial's own first evaluation, since the first one of a slow
         trial takes as long as many of a fast one. Trials with the most doublings come first, and of
@@ -316,7 +317,8 @@ class TrialHistory:
         most trials stall just short of the target, the nearest ones are those that will never reach
         it.
 
-        Source: asynchronous successive halving (Li et al., 2020).
+        Source: asynchronous successive halving (Li et al., 2020). Its quota is filled slowly where
+        early metrics say enough for the model: one trial in ``reduction_factor``, less one.
         """
         # While all curves are flat, nothing is known of any, so one of them is trained to its end.
         is_flat = not any(trial.has_ended or trial.has_risen for trial in self.seen)
@@ -324,13 +326,20 @@ class TrialHistory:
         most = max((len(self.trials[number].rungs) for number in waiting), default=0)
         for rung in range(most - 1, -1, -1):
             best = sorted(
-                (trial.rungs[rung], trial.curve[-1].shortfall, number)
+                (trial.rungs[rung], number)
                 for number, trial in self.trials.items()
                 if len(trial.rungs) > rung
             )
+            quota = len(best) / reduction_factor
+            if self.has_lengths:
+                best = best[: max(int(quota), is_flat)]
+            elif sum(len(self.trials[number].rungs) > rung + 1 for _, number in best) >= max(
+                quota - 1, is_flat
+            ):
+                continue
             due = [
                 number
-                for *_, number in best[: max(int(len(best) / reduction_factor), is_flat)]
+                for _, number in best
                 if number in of_waiting
                 and len(self.trials[number].rungs) == rung + 1
                 and self.may_win(self.trials[number])

@@ -337,13 +337,16 @@ def test_one_trial_is_trained_to_its_end_while_all_curves_are_flat() -> None:
     assert history.promoted(range(4), 2) == 0, "the longest one goes on"
     for evaluation in late_riser(1, 4):
         history.add_evaluation(3, evaluation)
-    assert history.promoted(range(4), 2) == 3, "the one that has risen goes on"
+    assert history.promoted(range(4), 2) is None, "two of four have been trained on"
 
 
-def test_the_best_after_so_long_are_trained_on_however_many_others_were() -> None:
-    history = TrialHistory(SPACE, TARGET, OBJECTIVE, "epochs", lambda _: False)
+def test_where_lengths_differ_the_best_after_so_long_are_trained_on() -> None:
+    space = SearchSpace.from_mapping(
+        {"epochs": {"type": "int", "low": 20, "high": 80}, "lr": DOMAINS["lr"]}, "space.yaml"
+    )
+    history = TrialHistory(space, TARGET, OBJECTIVE, "epochs", lambda _: False)
     for number in range(5):
-        start(history, number, {**POINT, "lr": 0.1 / (number + 1)})
+        start(history, number, {"epochs": 20, "lr": 0.1 / (number + 1)})
         for evaluation in late_riser(6, 8) if number < 4 else late_riser(1, 2):
             history.add_evaluation(number, evaluation)
     assert history.trials[0].rungs[1] > history.trials[4].rungs[1] > history.trials[0].rungs[3]
@@ -351,14 +354,17 @@ def test_the_best_after_so_long_are_trained_on_however_many_others_were() -> Non
     assert history.promoted([4], 6) is None, "of six it would be one"
 
 
-def test_trials_that_were_flat_are_ranked_by_their_metrics_since() -> None:
+def test_where_lengths_are_equal_a_share_is_trained_on() -> None:
     history = TrialHistory(SPACE, TARGET, OBJECTIVE, "epochs", lambda _: False)
-    for number, num_steps in enumerate((4, 4, 7, 5)):
+    for number in range(8):
         start(history, number, {**POINT, "lr": 0.1 / (number + 1)})
-        noise = 0.01 if number == 2 else 0.0
-        for evaluation in late_riser(6, num_steps):
-            history.add_evaluation(number, replace(evaluation, metric=evaluation.metric - noise))
-    assert history.promoted([0, 1, 2, 3], 4) == 2, "it alone has risen since"
+        for evaluation in late_riser(number / 10, 2):
+            history.add_evaluation(number, evaluation)
+    assert history.promoted(range(8), 8) is None, "8 / 8 - 1 need be trained on"
+    assert history.promoted(range(8), 4) == 0, "8 / 4 - 1 need be, the best first"
+    for evaluation in late_riser(0, 4)[2:]:
+        history.add_evaluation(0, evaluation)
+    assert history.promoted(range(1, 8), 4) is None, "one of them has been"
 
 
 def test_first_metrics_say_little_where_most_curves_are_flat() -> None:
