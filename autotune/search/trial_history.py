@@ -309,7 +309,7 @@ class TrialHistory:
         """A waiting trial to train on to twice its time, because too few of those that were trained
         as long have been; None if enough have.
 
-        Where schedules differ in length, each of the best of those is, as they come.
+        Where schedules differ in length: one of the best of those, whatever others did.
 
         Time counts in doublings of a trial's own first evaluation, since the first one of a slow
         trial takes as long as many of a fast one. Trials with the most doublings come first, and of
