@@ -24,6 +24,10 @@ from autotune.space import Suggestion
 Key = tuple[str, ...]
 """Identifies a configuration, the same for all of its trials: ``Suggestion.key``."""
 
+_SURELY_AHEAD = 0.975
+"""Chance of being better than the incumbent with which a configuration replaces it after one run:
+of Student's t, so the lead has to be large while few repeats have told the noise."""
+
 
 def spent_by(result: TrialResult, objective: Objective) -> float:
     """The score that a run spent: its objective if it REACHED, else the lower bound at its last
@@ -98,7 +102,8 @@ class Estimates:
     expected: Array
     """Expected scores, repeats that fall short of the target included."""
     believed: Array
-    """Whether each configuration has enough runs to be the incumbent."""
+    """Whether each configuration has enough runs to be the incumbent, or leads by so much that one
+    is enough."""
     noise_variance: float = math.nan
     """Variance of the logarithm of a configuration's score from run to run."""
     num_repeats: float = 0.0
@@ -110,9 +115,9 @@ class Estimates:
     """The incumbent's expected score, on the scale of a run that reaches the target.
 
     The incumbent has the best expected score among the configurations with several runs, or
-    among all if there are none: the best of many first runs is a lucky one. Its chance of
-    reaching the target counts only by how it differs from that of a configuration with one run,
-    which did.
+    among all if there are none: the best of many first runs is a lucky one. One run is enough for
+    a configuration that is surely ahead of them. The incumbent's chance of reaching the target
+    counts only by how it differs from that of a configuration with one run, which did.
 
     Source: the idea of intensification in SMAC (Hutter, Hoos and Leyton-Brown, 2011): a
     would-be incumbent is run again first."""
@@ -265,6 +270,11 @@ class ExpectedScores:
         failing = np.where(num_failed > 0, spent / np.maximum(num_failed, 1), to_target)
         expected = to_target + (1 / chances - 1) * failing
         believed = (can_repeat == 0) | (num_reached + num_failed >= 2)
+        if believed.any():
+            first = int(np.where(believed, expected, math.inf).argmin())
+            leads = math.log(expected[first]) - np.log(expected)
+            surely = stdtr(num_repeats, leads / np.sqrt(variances + variances[first]))
+            believed |= surely > _SURELY_AHEAD
         best = float(expected[believed].min() if believed.any() else expected.min())
         incumbent = best * ((1.0 + chance_of_all) / 2.0)
         # Where repeats differ a lot, no first run could be good enough without a least weight, and

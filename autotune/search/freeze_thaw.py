@@ -38,7 +38,10 @@ from autotune.search.warm_start import EarlierStudy, WarmStart
 from autotune.space import SearchSpace, Suggestion
 
 _NUM_NEAR = 4
-"""Number of the best configurations that half of the new points are drawn near."""
+"""Number of the best configurations that new points are drawn near."""
+_NEAR_FRACTION = 0.25
+"""Fraction of decisions in which half of the new points are drawn near the best configurations.
+More would refine a poor region for long: near points are surest to gain a little."""
 _MAX_LEAD = 1.0
 """Until a trial has reached the target, where schedules differ in length or curves are flat at
 first: how far another candidate's expected gain per second, as a logarithm, may be above the
@@ -95,8 +98,9 @@ class FreezeThawSampler(PausingSampler):
             earlier studies.
         least_chance: chance of winning below which paused trials are not resumed, once no new
             trials will be started and one has reached the target.
-        num_candidates: points drawn for each proposal, of which the most promising is trained: half
-            of them near the best configurations, once some have reached the target.
+        num_candidates: points drawn for each proposal, of which the most promising is trained: in
+            one of four proposals half of them near the best configurations, once some have reached
+            the target.
         reduction_factor: of the trials trained for some time, one in this many is trained on to at
             least twice that time. None is 2 where the space varies the schedule's length, since
             early metrics say less there, else 4.
@@ -359,7 +363,8 @@ class FreezeThawSampler(PausingSampler):
         least_gain = 0.0 if new else _MIN_GAIN
         drawn = []
         if new:
-            near = self._history.best_points(_NUM_NEAR)
+            is_near = rng.random() < _NEAR_FRACTION
+            near = self._history.best_points(_NUM_NEAR) if is_near else []
             drawn = self._candidates.draw(rng, self._num_candidates, near)
         calibrations = [self._of_chance] * len(drawn)
         if new and self._gains.uses_prior_means:

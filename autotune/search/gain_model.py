@@ -123,9 +123,14 @@ class GainModel:
             if has_best
             else max(last * 0.01, min(last * 0.02, float(np.exp(log_rates.min()))))
         )
-        # Chances of winning are computed for six times to target, none past the end of a trial's
+        # The highest of many chances is most often one that is too high, which favours short
+        # schedules and new trials.
+        weight, num_times = (2, 6) if history.may_all_miss else (1, 12)
+        # Chances of winning are computed for some times to target, none past the end of a trial's
         # schedule. [times, points]
-        times = np.minimum(np.geomspace(first, last, 6)[:, None], np.exp(log_rates + log_lengths))
+        times = np.minimum(
+            np.geomspace(first, last, num_times)[:, None], np.exp(log_rates + log_lengths)
+        )
         log_steps = np.log(times) - log_rates
         positions = self._positions(np.maximum(log_steps, log_smallest), log_lengths)
         numbers = np.array([-1.0] * len(drawn) + list(waiting))
@@ -143,9 +148,6 @@ class GainModel:
         )
         cost = np.maximum(times - spent, np.exp(log_rates) * smallest_step * 0.5) + resume_seconds
         log_chances = log_reached + log_evaluated
-        # The highest of many chances is most often one that is too high, which favours short
-        # schedules and new trials.
-        weight = 2 if history.may_all_miss else 1
         log_gains = weight * log_chances + np.log(gains) - np.log(cost)
         is_possible = (times > spent * 1.001) & (times >= soonest * 0.999)
         if (is_in_time := is_possible & (times - spent + resume_seconds <= left)).any():

@@ -74,11 +74,22 @@ def test_what_a_repeat_wins_falls_with_each_and_is_most_where_two_are_nearly_ali
 
 
 def test_a_configuration_is_the_incumbent_only_once_it_was_run_again() -> None:
-    made = reached(steady=[0.6, 0.62], lucky=[0.2])
+    made = reached(steady=[0.6, 0.62], lucky=[0.45])
     assert made.estimates.challenger == LUCKY
     assert made.estimates.incumbent == pytest.approx(0.61, rel=0.15), (
         "a cap at a lucky draw ends what is better"
     )
-    proven = reached(steady=[0.6, 0.62], lucky=[0.2, 0.21])
+    proven = reached(steady=[0.6, 0.62], lucky=[0.45, 0.46])
     assert proven.estimates.challenger is None
-    assert proven.estimates.incumbent == pytest.approx(0.21, rel=0.15)
+    assert proven.estimates.incumbent == pytest.approx(0.46, rel=0.15)
+
+
+def test_one_run_is_enough_far_ahead_the_less_so_the_more_repeats_differ() -> None:
+    ahead = reached(steady=[0.6, 0.62], other=[0.1])
+    assert ahead.estimates.challenger is None
+    assert ahead.estimates.incumbent == pytest.approx(0.1, rel=0.15)
+    noisy = reached(steady=[0.3, 1.2], other=[0.1])
+    assert noisy.estimates.challenger == ("other",)
+    assert not reached(one=[0.6], other=[0.1]).estimates.believed.any(), (
+        "there is none to be ahead of"
+    )
