@@ -14,6 +14,9 @@ from autotune.search.trial_history import WIN, TrialHistory
 from autotune.search.warm_start import WarmStart
 from autotune.space import Suggestion
 
+_PENDING_QUANTILE = 0.25
+"""Quantile of the values seen that a running trial is taken to have before its first one."""
+
 
 class GainModel:
     """Predicts expected gains from the evaluations of a search and from earlier studies."""
@@ -34,6 +37,12 @@ class GainModel:
     def learn(self, rng: np.random.Generator) -> None:
         """Condition the models of curves and of seconds per step on the evaluations of trials
         seen so far.
+
+        A running trial without an evaluation counts as one that did badly, so that several workers
+        do not all try the same region at once.
+
+        Source: the constant liar (Ginsbourger, Le Riche and Carraro, "Kriging is well-suited to
+        parallelize optimization", 2010).
         """
         seen = self._history.seen
         if self._has_lengths != self._history.has_lengths:
@@ -61,11 +70,24 @@ class GainModel:
         positions = self._positions(
             np.log(steps[kept]), np.array([trial.log_length for trial in seen])[of_rows]
         )
+        curve_rows = np.column_stack([features[of_rows], positions, numbers[of_rows]])
+        curve_values = values[kept]
+        prior_means = np.array([trial.prior_means for trial in seen])[of_rows]
+        if pending := self._history.pending:
+            position, value = np.median(positions), np.quantile(curve_values, _PENDING_QUANTILE)
+            pending_rows = [
+                [*trial.features, position, number] for number, trial in pending.items()
+            ]
+            curve_rows = np.vstack([curve_rows, pending_rows])
+            curve_values = np.append(curve_values, np.full(len(pending), value))
+            prior_means = np.vstack(
+                [prior_means, *(trial.prior_means for trial in pending.values())]
+            )
         self._curves.fit(
-            np.column_stack([features[of_rows], positions, numbers[of_rows]]),
-            values[kept],
+            curve_rows,
+            curve_values,
             _sample_to_learn(len(kept), rng) if has_grown else None,
-            np.array([trial.prior_means for trial in seen])[of_rows],
+            prior_means,
         )
         rates = np.array(
             [math.log(trial.curve[-1].seconds / trial.curve[-1].step) for trial in seen[-most:]]

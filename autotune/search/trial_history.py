@@ -206,6 +206,15 @@ class TrialHistory:
         return [trial for trial in self.trials.values() if trial.curve]
 
     @property
+    def pending(self) -> dict[int, KnownTrial]:
+        """The running trials of new points that have not been evaluated yet, by number."""
+        return {
+            number: trial
+            for number, trial in self.trials.items()
+            if not (trial.curve or trial.has_ended or trial.is_paused or trial.is_repeat)
+        }
+
+    @property
     def has_lengths(self) -> bool:
         """Whether curves are functions of epochs, in schedules of several lengths, and not of
         steps.

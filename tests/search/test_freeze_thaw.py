@@ -124,6 +124,27 @@ def test_what_cannot_end_in_the_time_that_is_left_gains_less() -> None:
     np.testing.assert_array_equal(too_short, untold)
 
 
+def test_where_a_trial_is_yet_without_an_evaluation_no_second_one_is_as_promising() -> None:
+    made = sampler(num_startup_trials=1)
+    for number, lr in enumerate((1e-4, 1e-3, 0.02, 0.1, 0.9)):
+        point = Suggestion({"kind": "slow", "lr": lr, "size": 16})
+        recorded = made_up(number, point.values)
+        made.paused(number, point, [replayed_evaluation(recorded, index) for index in range(6)])
+    drawn = [Suggestion({"kind": "slow", "lr": lr, "size": 16}) for lr in (0.011, 2e-4)]
+
+    def gains() -> list[float]:
+        made._gains.learn(np.random.default_rng(0))
+        return [float(each) for each in made._gains.log_gains(drawn, [], None)[0]]
+
+    alone = gains()
+    made.started(5, Suggestion({"kind": "slow", "lr": 0.01, "size": 16}))
+    beside = gains()
+    assert beside[0] < alone[0] - 0.1
+    assert abs(beside[1] - alone[1]) < abs(beside[0] - alone[0])
+    made.forget(5)
+    assert gains() == alone
+
+
 def test_the_same_seed_searches_the_same_way() -> None:
     recorded = recording(24)
     assert searched(recorded, seed=3) == searched(recorded, seed=3)
