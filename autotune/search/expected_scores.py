@@ -271,10 +271,10 @@ class ExpectedScores:
         expected = to_target + (1 / chances - 1) * failing
         believed = (can_repeat == 0) | (num_reached + num_failed >= 2)
         if believed.any():
-            first = int(np.where(believed, expected, math.inf).argmin())
-            leads = math.log(expected[first]) - np.log(expected)
-            surely = stdtr(num_repeats, leads / np.sqrt(variances + variances[first]))
-            believed |= surely > _SURELY_AHEAD
+            leader = int(np.where(believed, expected, math.inf).argmin())
+            leads = math.log(expected[leader]) - np.log(expected)
+            ahead = stdtr(num_repeats, leads / np.sqrt(variances + variances[leader]))
+            believed |= ahead > _SURELY_AHEAD
         best = float(expected[believed].min() if believed.any() else expected.min())
         incumbent = best * ((1.0 + chance_of_all) / 2.0)
         # Where repeats differ a lot, no first run could be good enough without a least weight, and
