@@ -243,6 +243,7 @@ class FreezeThawSampler(PausingSampler):
             len(trial.curve) < 2
             or trial.curve[-1].seconds < least_seconds
             or trial.position < self._history.informative_position
+            or (self._history.rises_late and trial.has_risen)
         ) and self._history.may_win(trial):
             return Decision.CONTINUE
         trial.last_decision_seconds = trial.curve[-1].seconds

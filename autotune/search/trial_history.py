@@ -241,6 +241,14 @@ class TrialHistory:
         has_flat_start = sum(rungs[2] > rungs[0] * _RISEN for rungs in early) > len(early) / 2
         return math.isinf(self.best) and (self.has_lengths or has_flat_start)
 
+    @property
+    def rises_late(self) -> bool:
+        """Whether no trial has reached the target yet, and those that ended came half way to it
+        after a flat start: a curve that has begun to rise may reach it, however little it has
+        risen so far.
+        """
+        return self.may_all_miss and not self.has_lengths and math.isfinite(self._past_flat)
+
     def finish(self, result: TrialResult, score: float | None) -> None:
         """Take the result of a trial; ``score`` is None unless it reached the target."""
         trial = self.trials.get(result.trial)

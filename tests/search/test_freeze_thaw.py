@@ -322,6 +322,25 @@ def test_no_trial_is_paused_in_the_flat_start_that_trials_had_that_ended() -> No
     assert min(longest.values()) == 10, "8 times 1.25 steps say enough"
 
 
+def test_after_a_flat_start_a_rising_trial_goes_on_until_one_has_reached_the_target() -> None:
+    made = sampler(num_startup_trials=1)
+    made.started(0, Suggestion(POINT))
+    made.finish(make_result(0, Outcome.MISSED, *late_riser(8, 20), values=POINT), None)
+    rising = {"kind": "slow", "lr": 0.5, "size": 9}
+    made.started(1, Suggestion(rising))
+    slow = [
+        replace(each, metric=0.1 + max(0, each.step - 8) * 0.005) for each in late_riser(100, 120)
+    ]
+    decisions = [made.observe(1, evaluation) for evaluation in slow]
+    assert set(decisions[30:]) == {Decision.CONTINUE}, "it rises still"
+    made.started(2, Suggestion(POINT | {"size": 64}))
+    won = late_riser(2, 6)
+    won[-1] = replace(won[-1], metric=0.95, outcome=Outcome.REACHED)
+    made.finish(make_result(2, Outcome.REACHED, *won, values=POINT | {"size": 64}), 6.0)
+    made.started(3, Suggestion(rising | {"size": 10}))
+    assert Decision.PAUSE in {made.observe(3, evaluation) for evaluation in slow[:40]}
+
+
 def test_no_trial_is_paused_in_the_first_tenth_of_a_schedule_whose_length_is_searched() -> None:
     space = SearchSpace.from_mapping(
         {"epochs": {"type": "int", "low": 20, "high": 80}, "lr": DOMAINS["lr"]}, "space.yaml"
