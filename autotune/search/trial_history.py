@@ -243,8 +243,8 @@ class TrialHistory:
 
     @property
     def rises_late(self) -> bool:
-        """Whether no trial has reached the target yet, and those that ended came half way to it
-        after a flat start: a curve that has begun to rise may reach it, however little it has
+        """Whether no trial has reached the target yet, and some that ended came half way to
+        it after a flat start: a curve that has begun to rise may reach it, however little it has
         risen so far.
         """
         return self.may_all_miss and not self.has_lengths and math.isfinite(self._past_flat)
