@@ -97,7 +97,8 @@ class PlannedRace:
         Candidates of both keep their trials, and so their runs; those that are only in this race
         join in the first round. Without any, the earlier race stays as it was planned. A claim that
         was begun continues if its winner wins again, unless one of its runs timed out and the limit
-        has been raised since; any other claim takes rounds without a run.
+        has been raised since, or a claim begun later was of a candidate that is displaced now; any
+        other claim takes rounds without a run.
 
         Args:
             runs: confirmation runs of the study so far.
@@ -120,10 +121,14 @@ class PlannedRace:
             )
             if not is_outdated:
                 return race
+        known_ones = [raced.get(each.suggestion, each) for each in race.configurations]
+        displaced = claims.keys() - {known.trial for known in known_ones}
+        first_kept = max((claims[trial] for trial in displaced), default=0)
         joined = []
-        for each in race.configurations:
-            known = raced.get(each.suggestion, each)
-            first = first_free if is_outdated else claims.get(known.trial, first_free)
+        for each, known in zip(race.configurations, known_ones, strict=True):
+            first = claims.get(known.trial, first_free)
+            if is_outdated or first < first_kept:
+                first = first_free
             joined.append(replace(each, trial=known.trial, label=known.label, claim_round=first))
         return replace(race, configurations=tuple(joined))
 

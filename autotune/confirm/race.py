@@ -31,7 +31,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import count, groupby, islice
 from operator import itemgetter
 
 from autotune.confirm.statistics import RunScore, deviation_of_pairs, student
@@ -232,6 +232,9 @@ class _Race:
     def claim(self, winner: Configuration | None) -> Configuration | RaceState:
         """State of the claim: pairs of winner and baseline, or the baseline alone if none won.
 
+        A claim that goes on after another one was begun leaves out the rounds of that one, whose
+        runs of the baseline were not made in turns with its winner's.
+
         Returns:
             The state; or another candidate that the claim is begun again with.
         """
@@ -244,8 +247,11 @@ class _Race:
         num_pairs_needed = self._pairs_needed(winner)
         num_pairs, taken, look = num_pairs_needed(1.0, ()), 0, _TRIED_PAIRS
         self._estimates.begin_claim(pair)
+        trials = {each.trial for each in pair}
+        of_others = {number for trial, number in self._known if trial not in trials}
         while True:
-            rounds = tuple(range(self._round, self._round + num_pairs))
+            free = (number for number in count(self._round) if number not in of_others)
+            rounds = tuple(islice(free, num_pairs))
             pending = tuple(run for number in rounds for run in self._pending(pair, number))
             self._take(pair, rounds[taken:look])
             taken = min(look, num_pairs)
@@ -498,14 +504,14 @@ class _Estimates:
         return (1 - rate) / rate
 
 
-def _halving_sizes(count: int, num_rounds: int = _FIRST_ROUNDS) -> list[int]:
+def _halving_sizes(num_racing: int, num_rounds: int = _FIRST_ROUNDS) -> list[int]:
     """Number of candidates in each round, if the first halving follows ``num_rounds`` rounds and
     each further one a single round.
     """
     sizes = []
-    while count > 1:
-        sizes += [count] * num_rounds
-        count, num_rounds = math.ceil(count / 2), 1
+    while num_racing > 1:
+        sizes += [num_racing] * num_rounds
+        num_racing, num_rounds = math.ceil(num_racing / 2), 1
     return sizes
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from autotune.confirm.confirmation import (
@@ -327,9 +327,21 @@ def test_a_claim_begins_anew_if_its_runs_timed_out_before_the_limit_was_raised()
     max_runs=st.integers(12, 60),
     sd=st.floats(0.0, 0.6),
     seed=st.integers(0, 1000),
+    num_candidates=st.integers(1, 8),
 )
-def test_whoever_joins_no_claim_has_a_round_of_choosing(
-    num_first: int, num_joining: list[int], num_made: int, max_runs: int, sd: float, seed: int
+@example(4, [4, 1], 28, 34, 0.5625, 145, 8)  # a claim after another claim was begun
+@example(4, [1, 4, 1], 19, 46, 0.546875, 1, 8)
+@example(3, [1, 1], 31, 42, 0.5, 771, 8)
+@example(3, [1, 1], 31, 42, 0.5, 70, 2)  # whose candidate is displaced
+@example(5, [1], 21, 32, 0.5625, 957, 3)
+def test_no_round_of_a_claim_is_one_of_choosing_or_of_another_claim(
+    num_first: int,
+    num_joining: list[int],
+    num_made: int,
+    max_runs: int,
+    sd: float,
+    seed: int,
+    num_candidates: int,
 ) -> None:
     rng, limits = np.random.default_rng(seed), RaceLimits(max_runs=max_runs)
 
@@ -337,17 +349,18 @@ def test_whoever_joins_no_claim_has_a_round_of_choosing(
         return float(2.0 * np.exp(rng.normal(0, sd)))
 
     times = {trial: 2.0 + trial / 100 for trial in range(num_first + 1)}
-    race = planned(times)
+    race = planned(times, num_candidates=num_candidates)
     runs, now = run_out(race, limits, seconds, most=num_made)
     for num_new in num_joining:
         # the latest ones are expected to be the best
         times |= {trial: 2.0 - trial / 100 for trial in range(len(times), len(times) + num_new)}
-        race = planned(times).joining(race, runs, limits, OBJECTIVE)
+        earlier, race = race, planned(times, num_candidates=num_candidates)
+        race = race.joining(earlier, runs, limits, OBJECTIVE)
         kept, (runs, now) = runs, run_out(race, limits, seconds, runs, most=num_made)
         assert kept.items() <= runs.items()
     runs, now = run_out(race, limits, seconds, runs)
     racing = {each.trial for each in race.configurations}
-    others = racing - {0, now.winner}
+    others = {trial for trial, _ in runs} - {0, now.winner}
     assert not {number for trial, number in runs if trial in others} & set(now.claim_rounds)
     assert all((0, number) in runs for number in now.claim_rounds)
     assert set(now.reasons) | {now.winner, 0} >= racing
