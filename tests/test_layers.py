@@ -20,6 +20,7 @@ LAYERS = (
         "measurement",
         "session",
         "confirm.statistics",
+        "confirm.sequential",
         "remote",
         "yaml_files",
         "mlflow_logs",

@@ -53,6 +53,7 @@ class PlannedRace:
                 "run_seconds": each.run_seconds,
                 "least_score": each.least_score,
                 "claim_round": each.claim_round,
+                "search_runs": [[run.score, run.reached] for run in each.search_runs],
             }
             for each in self.configurations
         ]
@@ -78,6 +79,7 @@ class PlannedRace:
                 run_seconds=kept["run_seconds"],
                 least_score=kept["least_score"],
                 claim_round=kept.get("claim_round", 0),
+                search_runs=tuple(RunScore(*run) for run in kept.get("search_runs", ())),
             )
             for index, kept in enumerate(fields["entrants"])
         )
@@ -190,6 +192,11 @@ def plan_race(
     max_train_seconds: float | None = None,
 ) -> PlannedRace:
     """Plan a race of the baseline and the distinct configurations with the best expected scores."""
+    search_runs: dict[Suggestion, list[RunScore]] = {}
+    for result in results.values():
+        if result.outcome is Outcome.REACHED:
+            runs = search_runs.setdefault(Suggestion(result.values), [])
+            runs.append(run_score(result, objective))
     first = results.get(baseline_trial)
     first_build_seconds = first.last.build_seconds if first is not None and first.last else 0.0
     run_seconds = {
@@ -204,6 +211,7 @@ def plan_race(
             suggestion=baseline,
             expected_score=expected_scores.get(baseline_trial),
             run_seconds=run_seconds.get(baseline_trial, fallback),
+            search_runs=tuple(search_runs.get(Suggestion(first.values), ())) if first else (),
             least_score=(run_score(first, objective).score if first is not None else None) or 0.0,
         )
     ]
@@ -222,6 +230,7 @@ def plan_race(
                 suggestion=suggestion,
                 expected_score=expected_scores[number],
                 run_seconds=run_seconds[number],
+                search_runs=tuple(search_runs.get(suggestion, ())),
             )
         )
     return PlannedRace(
@@ -259,7 +268,7 @@ def conclude(
     }
     speed_up, reasons, is_baseline_better = None, dict(state.reasons), state.is_baseline_better
     if chosen is not None:
-        speed_up = ratio_of_pairs(known[baseline.trial], known[chosen.trial])
+        speed_up = state.speed_up or ratio_of_pairs(known[baseline.trial], known[chosen.trial])
         of_chosen = scores[chosen.trial]
         rate = of_chosen.num_reached / of_chosen.num_runs if of_chosen.runs else 1.0
         if rate < limits.min_reach_rate and not state.pending:

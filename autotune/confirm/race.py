@@ -8,12 +8,14 @@ candidates needs no baseline, and the runs by which the winner was chosen flatte
   leaves, and a candidate that is clearly behind leaves at once (successive halving), until one is
   left or the runs for choosing are spent. What the search expected of a candidate was picked for
   its luck: it says who races where the limits do not suffice for all, and nothing of who wins.
-* **Claiming**: pairs of runs of the baseline and the winner on seeds that had no part in choosing,
-  as many as should tell the two apart if the gain is the one seen while choosing. That gain is
-  fixed before the first pair; only how much the pairs vary is estimated again, after the fourth
-  pair and then halfway to those that are still needed, so that the interval of the ratio is honest
-  (an internal pilot study). If another candidate is better by all its runs than the winner by all
-  of its own, those of the claim included, the claim is begun again with that one, on further seeds.
+* **Claiming**: pairs of runs of the baseline and the winner on seeds that had no part in choosing.
+  They are looked at again and again, and end as soon as they tell the two apart, or as soon as it
+  is plain that those to come will not (``autotune.confirm.sequential``). Planned are as many as
+  should tell the two apart if the gain is the one seen while choosing; that gain is fixed before
+  the first pair, and only how much the pairs vary is estimated again. Few pairs tell little of
+  that: so all runs of the race and of the search do, and from ``_FEWEST_OF_PAIRS`` pairs on the
+  pairs first of all. If another candidate is better by all its runs than the winner by all of its
+  own, those of the claim included, the claim is begun again with that one, on further seeds.
 
 A race keeps nothing: its state follows from its configurations, its limits and the runs so far, so
 another process continues it exactly where it stopped. Candidates that the search finds later join
@@ -23,25 +25,49 @@ the baseline that were not made in turns with the winner's.
 
 Source: Karnin, Koren and Somekh, Almost Optimal Exploration in Multi-Armed Bandits (ICML 2013),
 sequential halving; Cohen and Sackrowitz (Statistics and Probability Letters 8, 1989), on claims
-from the stage that did not choose; Wittes and Brittain, The role of internal pilot studies
-(Statistics in Medicine 9, 1990).
+from the stage that did not choose.
 """
 
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, groupby, islice
 from operator import itemgetter
 
-from autotune.confirm.statistics import RunScore, deviation_of_pairs, student
+import numpy as np
+
+from autotune.confirm.sequential import Estimate, Looks
+from autotune.confirm.statistics import (
+    Claim,
+    Ratio,
+    RunScore,
+    deviation_of_pairs,
+    ratio_of_expected_scores,
+    student,
+)
 from autotune.space import Suggestion
 
 MIN_PAIRS = 4
-"""Minimum number of pairs that a claim is computed from, unless the user asks for fewer."""
+"""Number of pairs that the limits of seconds always allow for, and after which a claim is first
+looked at, unless the user asks for fewer."""
 _TRIED_PAIRS = 2
 """Number of pairs after which a winner is first compared with the others, and replaced if it
-reached the target in none of them."""
+reached the target in none of them; the claim is first looked at then, too, where pairs are dear."""
+_DEAR_SHARE = 0.5
+"""Share of the limit of seconds above which ``MIN_PAIRS`` pairs are dear."""
+_BETWEEN_LOOKS = 4 / 3
+"""Factor from the pairs of one look to those of the next."""
+_DECIDING = 2.8
+"""Standard errors that a true gain should have to be shown four times out of five."""
+_HOPELESS = 0.1
+"""Chance that the pairs to come decide a claim, below which it is given up."""
+_FEWEST_OF_PAIRS = 5
+"""Number of pairs from which on the pairs themselves tell how much they vary, with the other runs
+as so many further ones at most: ``_MOST_FREEDOM``."""
+_MOST_FREEDOM = 4
+_LEAST_SD = 0.01
+"""Least standard deviation of the logarithm of a run's score that is believed."""
 _FIRST_ROUNDS = 2
 """Least number of rounds before the worse half leaves for the first time; where the limits leave
 no room for it, fewer candidates race."""
@@ -64,9 +90,9 @@ after its first run, and later."""
 _HOPED_SHARE = 0.75
 """Share of the gain seen while choosing, as a logarithm, that the claim should tell from no
 gain: the search overestimates it."""
-_POWER = 1.28
+_POWER = 1.8
 """Standard errors by which that gain should exceed the interval's half width, so that the claim
-shows it nine times out of ten."""
+shows it nine times out of ten though it is looked at again and again."""
 _OVERTIME = 2.0
 """Factor on the limit of seconds for a claim whose first pairs vary more than the runs of
 choosing did."""
@@ -86,6 +112,8 @@ class Configuration:
     Of a candidate it is an order only."""
     run_seconds: float
     """Seconds of training that a run of the configuration is expected to take."""
+    search_runs: tuple[RunScore, ...] = ()
+    """The search's own runs of the configuration: they tell how much runs vary."""
     least_score: float = 0.0
     """Lower bound of the score if the configuration never reached the target: what its trial had
     spent, in the unit of scores."""
@@ -101,11 +129,11 @@ class RaceLimits:
 
     max_runs: int
     max_seconds: float = math.inf
-    """Seconds of training of all runs together. The fewest pairs that a claim needs are run in any
-    case, and a claim whose first pairs vary more than the runs of choosing did may take the race to
-    twice as many seconds."""
+    """Seconds of training of all runs together. A claim that is not decided takes ``MIN_PAIRS``
+    pairs in any case, and one whose first pairs vary more than the runs of choosing did may take
+    the race to twice as many seconds."""
     num_pairs: int | None = None
-    """Number of pairs of runs for the claim; None means as many as should tell the two apart."""
+    """Number of pairs of runs for the claim; None means as many as tell the two apart."""
     min_reach_rate: float = 0.0
     """Share of a candidate's runs that must reach the target."""
 
@@ -129,6 +157,8 @@ class RaceState:
     """Number of the claim's rounds after which the race next decides how to continue."""
     reasons: Mapping[int, str] = field(default_factory=dict)
     """Reason why each candidate left, by trial."""
+    speed_up: Ratio | None = None
+    """The baseline's expected score over the winner's, when the claim is over."""
     is_baseline_better: bool = False
     """Whether the baseline scored better than the winner over all runs of the finished race."""
 
@@ -219,6 +249,10 @@ class _Race:
                         reasons=self._reasons,
                     )
                 self._take(racing, [self._round])
+                self._estimates.chose(
+                    self._round,
+                    {each.trial: self._known[each.trial, self._round] for each in racing},
+                )
                 runs_left -= len(racing)
                 for each in racing:
                     seconds_left -= self._known[each.trial, self._round].seconds
@@ -244,19 +278,21 @@ class _Race:
         first_of_any = min(of_baseline, default=0)
         self._round = max(self._round, pair[-1].claim_round, first_of_any)
         self._first_claim_rounds[pair[-1].trial] = self._round
-        num_pairs_needed = self._pairs_needed(winner)
-        num_pairs, taken, look = num_pairs_needed(1.0, ()), 0, _TRIED_PAIRS
-        self._estimates.begin_claim(pair)
         trials = {each.trial for each in pair}
         of_others = {number for trial, number in self._known if trial not in trials}
+        free = (number for number in count(self._round) if number not in of_others)
+        num_pairs_needed, looks = self._pairs_needed(winner), Looks()
+        num_planned, taken, look = num_pairs_needed(1.0, ()), 0, _TRIED_PAIRS
+        self._estimates.begin_claim(pair)
+        rounds: list[int] = []
         while True:
-            free = (number for number in count(self._round) if number not in of_others)
-            rounds = tuple(islice(free, num_pairs))
+            rounds += islice(free, max(num_planned - len(rounds), 0))
             pending = tuple(run for number in rounds for run in self._pending(pair, number))
             self._take(pair, rounds[taken:look])
-            taken = min(look, num_pairs)
+            taken = min(look, num_planned)
             if any(number in rounds[:look] for _, number in pending):
                 self._take(pair, rounds[look:])
+                speed_up = None
                 break
             if winner and (better := self._better(winner, rounds[:taken])) is not None:
                 self._round = rounds[taken - 1] + 1
@@ -266,29 +302,118 @@ class _Race:
                 self._reasons.pop(better.trial)
                 return better
             if taken >= MIN_PAIRS:
-                num_pairs = max(taken, num_pairs_needed(_OVERTIME, rounds[:taken]))
-            if taken == num_pairs:
+                num_planned = max(taken, num_pairs_needed(_OVERTIME, rounds[:taken]))
+            if self._ends(looks, winner, rounds[:taken], num_planned):
+                while taken < len(rounds) and not self._pending(pair, rounds[taken]):
+                    self._take(pair, rounds[taken : taken + 1])  # made at the same time
+                    taken += 1
                 rounds, pending = rounds[:taken], ()
+                speed_up = None if winner is None else self._claimed(looks, winner, rounds)
                 break
-            if taken < MIN_PAIRS:
-                look = MIN_PAIRS
-            elif self._limits.num_pairs is not None:
-                look = num_pairs
-            else:
-                look = taken + math.ceil((num_pairs - taken) / 2)
+            look = MIN_PAIRS if taken < MIN_PAIRS else math.ceil(taken * _BETWEEN_LOOKS)
+            if taken < MIN_PAIRS and self._is_dear(pair):
+                look = taken + 1
         rank = self._estimates.rank
         return RaceState(
             pending=pending,
             num_runs=len(self._known) + len(pending),
             winner=None if winner is None else winner.trial,
-            claim_rounds=rounds,
+            claim_rounds=tuple(rounds),
             first_claim_rounds=self._first_claim_rounds,
             look=max(look, MIN_PAIRS),
             reasons=self._reasons,
+            speed_up=speed_up,
             is_baseline_better=winner is not None
             and not pending
             and rank(self._baseline) < rank(winner),
         )
+
+    def _is_dear(self, pair: Sequence[Configuration]) -> bool:
+        """Whether the fewest pairs would take much of the race's seconds."""
+        pair_seconds = sum(each.run_seconds for each in pair)
+        return MIN_PAIRS * pair_seconds > _DEAR_SHARE * self._limits.max_seconds
+
+    def _ends(
+        self, looks: Looks, winner: Configuration | None, rounds: Sequence[int], num_planned: int
+    ) -> bool:
+        """Look at a claim after some rounds, and return whether it ends with them."""
+        num_pairs = len(rounds)
+        is_last = num_pairs >= num_planned
+        if winner is None:
+            return is_last
+        is_named = self._limits.num_pairs is not None
+        is_too_early = num_pairs < MIN_PAIRS and not self._is_dear((self._baseline, winner))
+        estimate = self._estimate(winner, rounds)
+        if estimate is None or ((is_named or is_too_early) and not is_last):
+            return is_last
+        if looks.decides(num_pairs, num_planned, estimate.z_score()) or is_last:
+            return True
+        chance = estimate.chance_of_decision(num_pairs, num_planned)
+        return num_pairs >= _FEWEST_OF_PAIRS and chance < _HOPELESS
+
+    def _claimed(self, looks: Looks, winner: Configuration, rounds: Sequence[int]) -> Ratio | None:
+        """What is claimed of a winner after the last look; None without any look."""
+        plain = ratio_of_expected_scores(*self._sides(winner, rounds))
+        estimate = self._estimate(winner, rounds)
+        if plain is None or estimate is None or not looks.num_pairs:
+            return plain
+        low, middle, high = looks.interval(estimate, len(rounds))
+        speed_up = Ratio(
+            ratio=math.exp(min(max(middle, low), high)),
+            low=0.0 if plain.claim is Claim.AT_MOST else math.exp(low),
+            high=math.inf if plain.claim is Claim.AT_LEAST else math.exp(high),
+            num_pairs=len(rounds),
+            claim=plain.claim,
+        )
+        if speed_up.is_resolved or not estimate.mean:
+            return speed_up
+        num_needed = len(rounds) * (_DECIDING * estimate.error / estimate.mean) ** 2
+        num_lacking = max(math.ceil(num_needed) - len(rounds), 1)
+        return replace(
+            speed_up, num_pairs_lacking=num_lacking if num_needed <= _MAX_PAIRS else None
+        )
+
+    def _sides(
+        self, winner: Configuration, rounds: Sequence[int]
+    ) -> tuple[list[RunScore], list[RunScore]]:
+        """The runs of baseline and winner in some rounds."""
+        of_baseline, of_winner = (
+            [self._known[each.trial, number] for number in rounds]
+            for each in (self._baseline, winner)
+        )
+        return of_baseline, of_winner
+
+    def _estimate(self, winner: Configuration, rounds: Sequence[int]) -> Estimate | None:
+        """The logarithm of the ratio of two expected scores, as some pairs tell it.
+
+        None if they do not tell how much they vary.
+        """
+        sides, num_pairs = self._sides(winner, rounds), len(rounds)
+        plain = ratio_of_expected_scores(*sides)
+        if plain is None or num_pairs < 2:
+            return None
+        if num_pairs < _FEWEST_OF_PAIRS:
+            if any(0 < sum(run.reached for run in side) < num_pairs for side in sides):
+                return None
+            squares, freedom = self._estimates.spread_with_search()
+            variance = 2 * squares / freedom
+        else:
+            # a side that never reached the target is judged by what its runs spent
+            judged = [
+                side
+                if any(run.reached for run in side)
+                else [run._replace(reached=True) for run in side]
+                for side in sides
+            ]
+            squares, freedom = self._estimates.spread_in_rounds()
+            weight, of_pairs = min(freedom, _MOST_FREEDOM), num_pairs - 1.0
+            variance = of_pairs * deviation_of_pairs(*judged) ** 2
+            if weight:
+                variance += weight * 2 * squares / freedom
+            freedom = of_pairs + weight
+            variance /= freedom
+        error = math.sqrt(max(variance, 2 * _LEAST_SD**2) / num_pairs)
+        return Estimate(math.log(plain.ratio), error, freedom)
 
     def _pending(self, racing: Sequence[Configuration], number: int) -> tuple[tuple[int, int], ...]:
         """Trial and round of the runs of one round not made yet.
@@ -398,6 +523,9 @@ class _Estimates:
         self._min_reach_rate = min_reach_rate
         self.runs: dict[int, list[RunScore]] = {each.trial: [] for each in configurations}
         """The runs of each configuration, by its trial."""
+        self._search_runs = {each.trial: each.search_runs for each in configurations}
+        self._chosen_in_rounds: list[tuple[int, int, float]] = []
+        """Trial, round and logarithm of the score of each run of choosing that reached."""
         self._num_before_claim: dict[int, int] = {}
 
     @property
@@ -409,6 +537,11 @@ class _Estimates:
     def seconds(self) -> float:
         """Seconds that the runs of all configurations took from the budget."""
         return math.fsum(run.seconds for runs in self.runs.values() for run in runs)
+
+    def chose(self, number: int, runs: Mapping[int, RunScore]) -> None:
+        """Note the runs of a round of choosing, by trial."""
+        for trial, run in runs.items():
+            self._chosen_in_rounds += [(trial, number, each) for each in _log_scores([run])]
 
     def begin_claim(self, pair: Sequence[Configuration]) -> None:
         """Note that further runs of some configurations belong to a claim."""
@@ -455,6 +588,34 @@ class _Estimates:
             sum(self._variance(each) + self._variance_of_future_misses(each) for each in pair)
         )
 
+    def spread_with_search(self) -> tuple[float, float]:
+        """Sum of the squared distances of all runs' logarithms, those of the search included, from
+        their configuration's mean, and its degrees of freedom.
+
+        Where the machine drifts, or the search picked lucky runs, that is more than pairs vary.
+        """
+        squares, freedom = 0.0, 0.0
+        for trial, runs in self.runs.items():
+            logarithms = _log_scores([*self._search_runs[trial], *runs])
+            if len(logarithms) > 1:
+                squares += float(np.var(logarithms)) * len(logarithms)
+                freedom += len(logarithms) - 1
+        return squares, freedom
+
+    def spread_in_rounds(self) -> tuple[float, float]:
+        """The same of the runs of choosing only, without what the runs of a round have in common
+        (two-way analysis of variance).
+        """
+        if not self._chosen_in_rounds:
+            return 0.0, 0.0
+        trials, rounds, logarithms = map(np.array, zip(*self._chosen_in_rounds, strict=True))
+        design = np.hstack(
+            [trials[:, None] == np.unique(trials), rounds[:, None] == np.unique(rounds)]
+        ).astype(np.float64)
+        fitted, _, rank, _ = np.linalg.lstsq(design, logarithms)
+        squares = float(((logarithms - design @ fitted) ** 2).sum())
+        return squares, float(len(logarithms) - rank)
+
     def _variance(self, configuration: Configuration) -> float:
         """Variance of the logarithm of an expected score as one run tells it.
 
@@ -465,8 +626,7 @@ class _Estimates:
         for trial, runs in self.runs.items():
             num_chosen = self._num_before_claim.get(trial, len(runs))
             for part in (runs[:num_chosen], runs[num_chosen:]):
-                scores = [run.score or 0.0 for run in part if run.reached]
-                logarithms = [math.log(score) for score in scores if 0 < score < math.inf]
+                logarithms = _log_scores(part)
                 if len(logarithms) > 1:
                     mean = math.fsum(logarithms) / len(logarithms)
                     squares += math.fsum((logarithm - mean) ** 2 for logarithm in logarithms)
@@ -502,6 +662,12 @@ class _Estimates:
         pooled_rate = (num_reached + _PRIOR_REACHED) / (self.num_runs + _PRIOR_RUNS)
         rate = (len(runs) + _PRIOR_RUNS * pooled_rate) / (len(runs) + _PRIOR_RUNS)
         return (1 - rate) / rate
+
+
+def _log_scores(runs: Sequence[RunScore]) -> list[float]:
+    """Logarithms of the scores of the runs that reached the target."""
+    scores = [run.score or 0.0 for run in runs if run.reached]
+    return [math.log(score) for score in scores if 0 < score < math.inf]
 
 
 def _halving_sizes(num_racing: int, num_rounds: int = _FIRST_ROUNDS) -> list[int]:

@@ -79,6 +79,9 @@ class Ratio:
     num_pairs: int
     """Number of pairs of runs that the ratio is computed from."""
     claim: Claim = Claim.MEASURED
+    num_pairs_lacking: int | None = None
+    """About how many further pairs would resolve a ratio that is not; None if that is not known, or
+    if they are too many."""
 
     @property
     def is_resolved(self) -> bool:

@@ -444,6 +444,10 @@ def verdict_rows(
     if speed_up is not None and not speed_up.is_gain:
         unknown = f"not shown to be {better} than the baseline, nor {worse}"
         rows.append(("", f"{worse} than the baseline" if speed_up.is_resolved else unknown))
+        if speed_up.num_pairs_lacking is not None:
+            lacking = counted(speed_up.num_pairs_lacking, "more pair")
+            limits = "confirm.budget_fraction and confirm.max_runs limit them"
+            rows.append(("", f"about {lacking} of runs would tell; {limits}"))
     for index, (arm, why) in enumerate(others):
         scores = describe_scores(arm) if arm.runs else "no runs"
         rows.append(("" if index else "others", f"{arm.label}: {scores}, {why}"))

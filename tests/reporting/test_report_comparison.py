@@ -264,6 +264,7 @@ def test_files_hold_every_run_in_the_order_they_were_made(tmp_path: Path) -> Non
         "high": None,
         "num_pairs": 2,
         "claim": "at least",
+        "num_pairs_lacking": None,
     }
     assert (a["times_seconds"], a["lower_bounds_seconds"], a["num_reached"]) == ([], [4.0, 6.0], 0)
     assert [(each["side"], each["pair"]) for each in found["runs"]] == [
