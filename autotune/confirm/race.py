@@ -63,9 +63,10 @@ _DECIDING = 2.8
 _HOPELESS = 0.1
 """Chance that the pairs to come decide a claim, below which it is given up."""
 _FEWEST_OF_PAIRS = 5
-"""Number of pairs from which on the pairs themselves tell how much they vary, with the other runs
-as so many further ones at most: ``_MOST_FREEDOM``."""
-_MOST_FREEDOM = 4
+"""Number of pairs from which on the pairs themselves tell how much they vary."""
+_MOST_FREEDOM = 8
+"""Degrees of freedom that the runs of choosing add to them at most; none where pairs missed the
+target, of which those runs say nothing."""
 _LEAST_SD = 0.01
 """Least standard deviation of the logarithm of a run's score that is believed."""
 _FIRST_ROUNDS = 2
@@ -320,7 +321,7 @@ class _Race:
             winner=None if winner is None else winner.trial,
             claim_rounds=tuple(rounds),
             first_claim_rounds=self._first_claim_rounds,
-            look=max(look, MIN_PAIRS),
+            look=look,
             reasons=self._reasons,
             speed_up=speed_up,
             is_baseline_better=winner is not None
@@ -406,7 +407,9 @@ class _Race:
                 for side in sides
             ]
             squares, freedom = self._estimates.spread_in_rounds()
-            weight, of_pairs = min(freedom, _MOST_FREEDOM), num_pairs - 1.0
+            has_misses = not all(run.reached for side in judged for run in side)
+            weight = 0.0 if has_misses else min(freedom, _MOST_FREEDOM)
+            of_pairs = num_pairs - 1.0
             variance = of_pairs * deviation_of_pairs(*judged) ** 2
             if weight:
                 variance += weight * 2 * squares / freedom

@@ -146,6 +146,7 @@ def test_where_pairs_are_dear_two_may_do() -> None:
         for each, score in zip(configurations(9.0, 1.0), [9.0, 1.0], strict=True)
     ]
     runs: Runs = {}
+    assert len(race_state(searched, limits, runs).batch(1)) == 2
     while (now := race_state(searched, limits, runs)).pending:
         runs[now.pending[0]] = reached([9.0, 1.0][now.pending[0][0]])
     assert (len(now.claim_rounds), now.speed_up and now.speed_up.is_gain) == (2, True)
