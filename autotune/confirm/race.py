@@ -32,7 +32,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count, groupby, islice
+from itertools import count, groupby, islice, takewhile
 from operator import itemgetter
 
 import numpy as np
@@ -281,16 +281,16 @@ class _Race:
         self._first_claim_rounds[pair[-1].trial] = self._round
         trials = {each.trial for each in pair}
         of_others = {number for trial, number in self._known if trial not in trials}
-        free = (number for number in count(self._round) if number not in of_others)
+        numbers = (number for number in count(self._round) if number not in of_others)
+        free = list(islice(numbers, max(_MAX_PAIRS, self._limits.num_pairs or 0)))
         num_pairs_needed, looks = self._pairs_needed(winner), Looks()
         num_planned, taken, look = num_pairs_needed(1.0, ()), 0, _TRIED_PAIRS
         self._estimates.begin_claim(pair)
-        rounds: list[int] = []
         while True:
-            rounds += islice(free, max(num_planned - len(rounds), 0))
+            rounds, look = free[:num_planned], min(look, num_planned)
             pending = tuple(run for number in rounds for run in self._pending(pair, number))
             self._take(pair, rounds[taken:look])
-            taken = min(look, num_planned)
+            taken = look
             if any(number in rounds[:look] for _, number in pending):
                 self._take(pair, rounds[look:])
                 speed_up = None
@@ -305,10 +305,10 @@ class _Race:
             if taken >= MIN_PAIRS:
                 num_planned = max(taken, num_pairs_needed(_OVERTIME, rounds[:taken]))
             if self._ends(looks, winner, rounds[:taken], num_planned):
-                while taken < len(rounds) and not self._pending(pair, rounds[taken]):
-                    self._take(pair, rounds[taken : taken + 1])  # made at the same time
+                for number in takewhile(lambda each: not self._pending(pair, each), free[taken:]):
+                    self._take(pair, [number])  # made at the same time
                     taken += 1
-                rounds, pending = rounds[:taken], ()
+                rounds, pending = free[:taken], ()
                 speed_up = None if winner is None else self._claimed(looks, winner, rounds)
                 break
             look = MIN_PAIRS if taken < MIN_PAIRS else math.ceil(taken * _BETWEEN_LOOKS)
