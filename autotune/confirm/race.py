@@ -362,7 +362,7 @@ class _Race:
         speed_up = Ratio(
             ratio=math.exp(min(max(middle, low), high)),
             low=0.0 if plain.claim is Claim.AT_MOST else math.exp(low),
-            high=math.inf if plain.claim is Claim.AT_LEAST else math.exp(high),
+            high=math.inf if plain.claim is Claim.AT_LEAST else float(np.exp(high)),
             num_pairs=len(rounds),
             claim=plain.claim,
         )

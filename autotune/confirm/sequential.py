@@ -19,13 +19,15 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 _ERROR = 0.05
 """Chance of an interval that does not hold the truth."""
 _FARTHEST = 8.0
 """Standard errors that stand for an infinite bound."""
+_MOST_OF_ALL_LOOKS = 3.0
+"""Bound, in standard errors, that holds for all of some ten looks together: nothing is spent at a
+look after which more pairs are planned than before, and its own bound is infinite."""
 _LAST_BOUND = 2.1
 """About the bound of the last look."""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
@@ -74,10 +76,13 @@ class Looks:
                 were made at the same time.
         """
         if self._was_given_up:
-            reach = estimate.error * float(stdtrit(estimate.freedom, ndtr(self._bounds[-1])))
+            bound = min(self._bounds[-1], _MOST_OF_ALL_LOOKS)
+            reach = estimate.error * float(stdtrit(estimate.freedom, ndtr(bound)))
             return estimate.mean - reach, estimate.mean, estimate.mean + reach
         looks, earlier = (*self.num_pairs[:-1], num_pairs), self._bounds[:-1]
         step = num_pairs - (looks[-2] if earlier else 0)
+
+        from scipy.optimize import brentq  # noqa: PLC0415  # takes long to import
 
         def higher(mean: float) -> float:
             """Chance of an outcome that is higher than this one, if ``mean`` is the true one."""
@@ -153,6 +158,7 @@ def _bound(
         nodes: sums at the look before, in deviations of what has been added since.
         weights: their weights.
     """
+    from scipy.optimize import brentq  # noqa: PLC0415  # takes long to import
 
     def excess(bound: float) -> float:
         edge = bound * math.sqrt(num_pairs) / deviation

@@ -21,6 +21,8 @@ Welch's interval, which takes the sides to be independent, is not used: if a mac
 by 30% between pairs that vary by 7%, it is three times as wide for three pairs and four times for
 ten.
 
+The claim of a race is looked at while it goes on: ``autotune.confirm.sequential`` has its interval.
+
 In simulations with such a drift, with independent noise of 10% and with skewed times, the intervals
 of both kinds of ratio contained the true ratio 93% to 99% of the time, for 2, 3, 5, 7, 8, 10, 20
 and 40 pairs (2,000 simulations each, 600 from eight pairs on). Intervals of expected scores with

@@ -66,3 +66,11 @@ def test_what_was_given_up_has_the_interval_of_all_looks() -> None:
     assert high - middle > 0.1 * 1.96
     assert estimate.chance_of_decision(30, 40) < 0.1 < estimate.chance_of_decision(6, 40)
     assert estimate.chance_of_decision(6, 6) == 0
+
+
+def test_a_look_that_may_spend_nothing_has_an_interval_of_use() -> None:
+    looks, estimate = Looks(), Estimate(0.1, 0.3, 4.0)
+    assert not looks.decides(4, 8, estimate.z_score())
+    assert not looks.decides(6, 100, estimate.z_score()), "more are planned now"
+    low, _, high = looks.interval(estimate, 6)
+    assert -3 < low < 0 < high < 3
